@@ -1,0 +1,2 @@
+//! Mixture-of-experts layers larger than memory.
+#![deny(unsafe_code)]
