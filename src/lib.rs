@@ -1,2 +1,23 @@
 //! Mixture-of-experts layers larger than memory.
 #![deny(unsafe_code)]
+#![warn(clippy::cast_possible_truncation)]
+
+mod compute;
+mod formats;
+mod ids;
+mod memory;
+mod os;
+mod policy;
+mod residency;
+mod routing;
+mod sources;
+mod store;
+mod sync;
+
+pub use formats::{
+    Activation, ExpertGeometry, ExpertView, FloatType, GeometryError, Part, Projection, ProjectionGeometry,
+    Quantisation, SlotLayout,
+};
+pub use ids::{ExpertId, ExpertKey, FileId, Generation, LayerId, SlotId, SlotRef, TierId};
+pub use memory::{Bank, BankError, BankMemory};
+pub use sources::{ExpertSource, Segment, SparseLayer, Tier};

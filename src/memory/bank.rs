@@ -1,0 +1,299 @@
+//! One allocation for all slots of a tier.
+//!
+//! # Soundness
+//! *Type*: a slot is plain bytes; every bit pattern is valid. *Initialisation*: invariant 2. *Lifetime*: the memory is
+//! owned by the bank, which every lease and every load keeps alive. *Bounds*: invariant 1, and slot numbers are checked
+//! against `slots` in [`Bank::slot_pointer`]. *Threads*: invariant 3; the bank itself only computes addresses.
+#![allow(unsafe_code)]
+
+use std::{fmt, ptr::NonNull};
+
+use memmap2::MmapMut;
+
+use crate::{formats::SLOT_ALIGNMENT_BYTES, ids::SlotId, os};
+
+/// Memory for a bank.
+///
+/// # Safety
+/// As long as the value lives, `base()` must stay the same pointer, valid for reads and writes of `len_bytes()`
+/// initialised bytes from any thread, and nothing but the bank may write there.
+pub unsafe trait BankMemory: Send + Sync + fmt::Debug {
+    /// The first byte.
+    fn base(&self) -> NonNull<u8>;
+    /// How many bytes.
+    fn len_bytes(&self) -> usize;
+}
+
+/// Page-aligned slots of one size in one allocation.
+///
+/// # Invariants
+/// 1. `base` is aligned to [`SLOT_ALIGNMENT_BYTES`], and `slots × slot_bytes` bytes from it lie inside `memory`.
+/// 2. All of them are initialised.
+/// 3. A slot is written only by the one thread that loads it, while no lease covers it; it is read only under a lease.
+///    The slot table keeps this; the methods that rely on it are `unsafe`.
+pub struct Bank {
+    memory: Box<dyn BankMemory>,
+    base: NonNull<u8>,
+    slots: u32,
+    slot_bytes: usize,
+}
+
+// SAFETY: `base` points into `memory`, which is Send + Sync and may be used from any thread by its trait's contract;
+// concurrent access to one slot is excluded by invariant 3.
+unsafe impl Send for Bank {}
+// SAFETY: as for Send.
+unsafe impl Sync for Bank {}
+
+impl fmt::Debug for Bank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bank")
+            .field("memory", &self.memory)
+            .field("slots", &self.slots)
+            .field("slot_bytes", &self.slot_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Bank {
+    /// A bank in an anonymous mapping. The system hands out its pages as slots are first filled.
+    ///
+    /// # Errors
+    /// [`BankError::Size`] for sizes that do not fit the address space, [`BankError::Map`] if the system refuses.
+    pub fn anonymous(slots: u32, slot_bytes: u64) -> Result<Self, BankError> {
+        let bytes = Self::bytes_with_alignment(slots, slot_bytes)?;
+        let map = MmapMut::map_anon(bytes).map_err(|source| BankError::Map { slots, slot_bytes, source })?;
+        Self::from_memory(Box::new(Anonymous::new(map)), slots, slot_bytes)
+    }
+
+    /// A bank in memory that somebody else allocated: the slots begin at the first aligned byte.
+    ///
+    /// # Errors
+    /// [`BankError::Size`] for sizes that overflow, [`BankError::Short`] if the aligned slots do not fit into `memory`.
+    pub fn from_memory(memory: Box<dyn BankMemory>, slots: u32, slot_bytes: u64) -> Result<Self, BankError> {
+        let total = Self::bytes_with_alignment(slots, slot_bytes)? - SLOT_ALIGNMENT_BYTES as usize;
+        let skipped = memory.base().align_offset(SLOT_ALIGNMENT_BYTES as usize);
+        let available_bytes = memory.len_bytes().saturating_sub(skipped);
+        if available_bytes < total {
+            return Err(BankError::Short { slots, slot_bytes, available_bytes });
+        }
+        // SAFETY: `skipped` is at most `len_bytes`, as `available_bytes >= total` was just checked (a saturated
+        // subtraction gives 0, which passes only for an empty bank, and then `skipped` may still exceed the length, so
+        // wrapping arithmetic is used and the pointer is never dereferenced).
+        let base = unsafe { NonNull::new_unchecked(memory.base().as_ptr().wrapping_add(skipped)) };
+        Ok(Self { memory, base, slots, slot_bytes: slot_bytes as usize })
+    }
+
+    /// Bytes to allocate so that `slots` aligned slots fit wherever the allocation begins.
+    pub(crate) fn bytes_with_alignment(slots: u32, slot_bytes: u64) -> Result<usize, BankError> {
+        let size_error = BankError::Size { slots, slot_bytes };
+        if slots == 0 || slot_bytes == 0 || !slot_bytes.is_multiple_of(SLOT_ALIGNMENT_BYTES) {
+            return Err(size_error);
+        }
+        u64::from(slots)
+            .checked_mul(slot_bytes)
+            .and_then(|bytes| bytes.checked_add(SLOT_ALIGNMENT_BYTES))
+            .and_then(|bytes| isize::try_from(bytes).ok())
+            .map(isize::unsigned_abs)
+            .ok_or(size_error)
+    }
+
+    /// How many slots there are.
+    #[must_use]
+    pub const fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Bytes of one slot.
+    #[must_use]
+    pub const fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// Bytes between the memory's own beginning and the first slot.
+    #[must_use]
+    pub fn skipped_bytes(&self) -> usize {
+        self.base.as_ptr() as usize - self.memory.base().as_ptr() as usize
+    }
+
+    /// The first byte of a slot.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    #[must_use]
+    pub fn slot_pointer(&self, slot: SlotId) -> NonNull<u8> {
+        assert!(slot.0 < self.slots, "{slot} of a bank of {} slots", self.slots);
+        // SAFETY: by invariant 1 the offset stays inside the allocation.
+        unsafe { self.base.add(slot.index() * self.slot_bytes) }
+    }
+
+    /// The bytes of a slot.
+    ///
+    /// # Safety
+    /// Nothing may write the slot while the slice lives: the caller holds a lease on it.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    #[must_use]
+    pub unsafe fn slot(&self, slot: SlotId) -> &[u8] {
+        let pointer = self.slot_pointer(slot);
+        // SAFETY: bounds and initialisation by invariants 1 and 2; no writer by this function's contract.
+        unsafe { std::slice::from_raw_parts(pointer.as_ptr(), self.slot_bytes) }
+    }
+
+    /// The bytes of a slot, to fill it.
+    ///
+    /// # Safety
+    /// Nothing else may read or write the slot while the slice lives: the caller is the one loader of the slot.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    #[must_use]
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "exclusive access is the caller's contract, kept per slot by the table"
+    )]
+    pub unsafe fn slot_mut(&self, slot: SlotId) -> &mut [u8] {
+        let pointer = self.slot_pointer(slot);
+        // SAFETY: bounds and initialisation by invariants 1 and 2; exclusive by this function's contract.
+        unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), self.slot_bytes) }
+    }
+
+    /// Gives the memory of a slot back to the system; its bytes are unspecified (but initialised) afterwards.
+    ///
+    /// # Safety
+    /// As [`Bank::slot_mut`].
+    ///
+    /// # Errors
+    /// What the system answers. The slot stays usable.
+    pub unsafe fn release_memory(&self, slot: SlotId) -> std::io::Result<()> {
+        // SAFETY: the caller has the slot for itself.
+        let bytes = unsafe { self.slot_mut(slot) };
+        os::release_pages(bytes)
+    }
+}
+
+/// An anonymous mapping.
+#[derive(Debug)]
+struct Anonymous {
+    base: NonNull<u8>,
+    map: MmapMut,
+}
+
+impl Anonymous {
+    fn new(mut map: MmapMut) -> Self {
+        let base = NonNull::from(&mut map[..]).cast();
+        Self { base, map }
+    }
+}
+
+// SAFETY: `base` comes from the mapping it travels with, which is not used through any other path.
+unsafe impl Send for Anonymous {}
+// SAFETY: as for Send; the type itself only answers its address and length.
+unsafe impl Sync for Anonymous {}
+
+// SAFETY: the mapping lives as long as the value, does not move, is zero-filled by the system, and is private.
+unsafe impl BankMemory for Anonymous {
+    fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.map.len()
+    }
+}
+
+/// A bank that cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BankError {
+    /// No slots, an unaligned slot size, or more bytes than can be addressed.
+    #[error(
+        "{slots} slots of {slot_bytes} B: both must be at least 1, the size a multiple of 16384 B, and the product addressable"
+    )]
+    Size {
+        /// Slots asked for.
+        slots: u32,
+        /// Size of each.
+        slot_bytes: u64,
+    },
+    /// The system gave no memory.
+    #[error("could not map {slots} slots of {slot_bytes} B")]
+    Map {
+        /// Slots asked for.
+        slots: u32,
+        /// Size of each.
+        slot_bytes: u64,
+        /// What the system answered.
+        source: std::io::Error,
+    },
+    /// The given memory is too small.
+    #[error("{slots} slots of {slot_bytes} B do not fit into {available_bytes} B of aligned memory")]
+    Short {
+        /// Slots asked for.
+        slots: u32,
+        /// Size of each.
+        slot_bytes: u64,
+        /// Aligned bytes at hand.
+        available_bytes: usize,
+    },
+    /// A backend refused to make or to share the memory.
+    #[error("the compute backend cannot hold a bank of {slots} slots of {slot_bytes} B: {reason}")]
+    Backend {
+        /// Slots asked for.
+        slots: u32,
+        /// Size of each.
+        slot_bytes: u64,
+        /// Why, in the backend's words.
+        reason: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_aligned_zeroed_and_apart() {
+        let bank = Bank::anonymous(3, SLOT_ALIGNMENT_BYTES).unwrap();
+        for slot in 0..3 {
+            // SAFETY: one thread, one slice at a time.
+            let bytes = unsafe { bank.slot_mut(SlotId(slot)) };
+            assert_eq!(bytes.as_ptr().align_offset(SLOT_ALIGNMENT_BYTES as usize), 0);
+            assert!(bytes.iter().all(|&b| b == 0));
+            bytes.fill(slot as u8 + 1);
+        }
+        for slot in 0..3 {
+            // SAFETY: nothing writes any more.
+            assert!(unsafe { bank.slot(SlotId(slot)) }.iter().all(|&b| b == slot as u8 + 1));
+        }
+    }
+
+    #[test]
+    fn a_released_slot_can_be_filled_again() {
+        let bank = Bank::anonymous(2, SLOT_ALIGNMENT_BYTES).unwrap();
+        // SAFETY: one thread, one slice at a time.
+        unsafe { bank.slot_mut(SlotId(1)) }.fill(7);
+        // SAFETY: as above.
+        unsafe { bank.release_memory(SlotId(1)) }.unwrap();
+        // SAFETY: as above.
+        unsafe { bank.slot_mut(SlotId(1)) }.fill(9);
+        // SAFETY: as above.
+        assert!(unsafe { bank.slot(SlotId(1)) }.iter().all(|&b| b == 9));
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused() {
+        for (slots, slot_bytes) in [(0, 16_384), (1, 0), (1, 4096), (u32::MAX, 1 << 32), (u32::MAX, 1 << 62)]
+        {
+            let error = Bank::anonymous(slots, slot_bytes).unwrap_err();
+            assert!(matches!(error, BankError::Size { .. } | BankError::Map { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "S2 of a bank of 2 slots")]
+    fn a_slot_that_does_not_exist_is_our_own_bug() {
+        let bank = Bank::anonymous(2, SLOT_ALIGNMENT_BYTES).unwrap();
+        let _ = bank.slot_pointer(SlotId(2));
+    }
+}

@@ -1,0 +1,66 @@
+//! Where experts come from: which file ranges make an expert, in what geometry and quantisation.
+
+use std::{fmt, io, path::Path};
+
+use crate::{
+    formats::{ExpertGeometry, SlotLayout},
+    ids::{ExpertKey, FileId, LayerId, TierId},
+};
+
+/// A group of layers whose experts share one geometry.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tier {
+    /// The experts' shape.
+    pub geometry: ExpertGeometry,
+    /// Where their components lie in a slot.
+    pub layout: SlotLayout,
+}
+
+/// A layer that has routed experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SparseLayer {
+    /// Its number in the model.
+    pub layer: LayerId,
+    /// The tier of its experts.
+    pub tier: TierId,
+    /// How many it has.
+    pub experts: u32,
+}
+
+/// One read: consecutive bytes of a file that go to consecutive bytes of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The file to read.
+    pub file: FileId,
+    /// Where in the file.
+    pub file_offset_bytes: u64,
+    /// Where in the slot.
+    pub slot_offset_bytes: u64,
+    /// How much.
+    pub len_bytes: u64,
+}
+
+/// Which file ranges make an expert. Opened from headers alone; shared by every reader thread.
+///
+/// A source must not change its answers while it is open: the bank and the plan are made from them.
+pub trait ExpertSource: Send + Sync + fmt::Debug {
+    /// The geometries that occur. At least one.
+    fn tiers(&self) -> &[Tier];
+
+    /// The layers with experts, ascending by layer.
+    fn layers(&self) -> &[SparseLayer];
+
+    /// The reads that fill a slot with expert `key`, neighbours merged; `None` if there is no such expert.
+    ///
+    /// Segments do not overlap in the slot and together cover every component of the tier's layout.
+    fn segments(&self, key: ExpertKey) -> Option<&[Segment]>;
+
+    /// Reads from `file` at `offset_bytes` into `buffer`, like `pread`: may read less, may be interrupted; 0 is the end.
+    ///
+    /// # Errors
+    /// Whatever the system answers. The caller repeats interrupted and short reads.
+    fn read_at(&self, file: FileId, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
+
+    /// The path of a file, for messages.
+    fn path(&self, file: FileId) -> &Path;
+}
