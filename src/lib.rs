@@ -6,6 +6,8 @@ mod compute;
 mod formats;
 mod ids;
 mod memory;
+#[cfg(feature = "mlx")]
+mod mlx;
 mod os;
 mod policy;
 mod residency;
@@ -21,3 +23,7 @@ pub use formats::{
 pub use ids::{ExpertId, ExpertKey, FileId, Generation, LayerId, SlotId, SlotRef, TierId};
 pub use memory::{Bank, BankError, BankMemory};
 pub use sources::{ExpertSource, Segment, SparseLayer, Tier};
+
+/// The MLX bindings this crate was built with: `links = "mlx"` allows one version in a program, so use this one.
+#[cfg(feature = "mlx")]
+pub use mlx_rs;

@@ -1,0 +1,139 @@
+//! What can go wrong in a forward pass.
+
+use std::fmt;
+
+use crate::{
+    formats::FloatType,
+    ids::LayerId,
+    residency::{LeaseError, LoadErrors, ReleaseErrors},
+};
+
+/// What a compute family answered when it could not do its work.
+#[derive(Debug)]
+pub struct ComputeError(Box<dyn std::error::Error + Send + Sync>);
+
+impl ComputeError {
+    pub(crate) fn new(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self(source.into())
+    }
+}
+
+impl fmt::Display for ComputeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for ComputeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}
+
+/// A forward pass that could not be made. The executor stays usable unless the variant says otherwise.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExecuteError {
+    /// An input that is not `[batch, tokens, hidden]`.
+    #[error("the {what} has shape {shape:?}, not [batch, tokens, hidden]")]
+    Rank {
+        /// Which array.
+        what: &'static str,
+        /// Its shape.
+        shape: Vec<i32>,
+    },
+    /// An input whose rows are not as wide as the layer's experts.
+    #[error("the {what} is {width} wide, but the experts of {layer} take rows of {hidden}")]
+    Width {
+        /// Which array.
+        what: &'static str,
+        /// The layer.
+        layer: LayerId,
+        /// Its last dimension.
+        width: usize,
+        /// The experts' hidden width.
+        hidden: usize,
+    },
+    /// An input that is not floating point.
+    #[error("the {what} is {dtype}; experts take f32, f16 or bf16")]
+    Dtype {
+        /// Which array.
+        what: &'static str,
+        /// Its dtype.
+        dtype: String,
+    },
+    /// A plan for another number of rows.
+    #[error("the plan routes {plan_rows} rows, but the {what} has {rows}")]
+    Rows {
+        /// Which array.
+        what: &'static str,
+        /// Rows of the plan.
+        plan_rows: usize,
+        /// Rows of the array.
+        rows: usize,
+    },
+    /// A plan made for a layer with another number of experts.
+    #[error("the plan asks for expert {expert} of {layer}, which has {experts}")]
+    Expert {
+        /// The layer.
+        layer: LayerId,
+        /// The id.
+        expert: u32,
+        /// How many experts the layer has.
+        experts: u32,
+    },
+    /// A layer without routed experts.
+    #[error("{layer} has no routed experts in this source; the layers that have are {known}")]
+    Layer {
+        /// The layer asked for.
+        layer: LayerId,
+        /// Those that the source has.
+        known: String,
+    },
+    /// A row that nothing contributes to.
+    #[error("row {row} has neither experts nor a shared row")]
+    EmptyRow {
+        /// The row.
+        row: usize,
+    },
+    /// The executor's compute family works on slices or on MLX arrays, not on what was given.
+    #[error("{family} cannot take experts stored as {geometry}: {reason}")]
+    Unsupported {
+        /// The family.
+        family: &'static str,
+        /// The tier's geometry.
+        geometry: String,
+        /// What it lacks.
+        reason: String,
+    },
+    /// The experts could not be leased.
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
+    /// Experts could not be read. The others stay as they were, and the next request reads these again.
+    #[error(transparent)]
+    Load(#[from] LoadErrors),
+    /// The compute family failed before its work was under way.
+    #[error("the experts could not be computed")]
+    Compute(#[from] ComputeError),
+    /// It cannot be proven that work reading the slots has ended: they are given up, so that nothing overwrites them.
+    #[error("the work on leased slots could not be fenced, so they are out of use from now on")]
+    Fence {
+        /// What the family answered.
+        source: ComputeError,
+    },
+    /// The lease could not be given back whole.
+    #[error(transparent)]
+    Release(#[from] ReleaseErrors),
+}
+
+impl FloatType {
+    /// The name people write.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+}

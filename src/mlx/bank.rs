@@ -1,0 +1,245 @@
+//! A bank that MLX reads where the readers wrote it.
+//!
+//! Metal wraps an anonymous mapping without a copy; MLX's CPU and CUDA backends always copy what they wrap, so there the
+//! memory is MLX's own and the readers write into it.
+//!
+//! # Soundness
+//! *Type*: u32 words, any bit pattern. *Initialisation*: the mapping is zero-filled by the system; MLX's memory is an
+//! evaluated array of zeros. *Lifetime*: the mapping is shared by the bank and by MLX's deleter; MLX's memory lives as
+//! long as the handle that the bank keeps. *Bounds*: the array's own byte count. *Threads*: the bank's invariant 3; the
+//! handle kept for its lifetime is behind a mutex and never used.
+#![allow(unsafe_code)]
+
+use std::{ffi::c_void, fmt, ptr::NonNull};
+
+use memmap2::MmapMut;
+use mlx_rs::{Array, DeviceType, Dtype};
+
+use crate::{
+    ids::SlotId,
+    memory::{Bank, BankError, BankMemory},
+    sync::{Arc, Mutex},
+};
+
+/// Words of one row of the array over the bank: 16 KiB, so that neither dimension outgrows an i32.
+const ROW_WORDS: usize = 4096;
+
+/// The MLX array over a bank's memory, from which strided views are cut.
+pub(crate) struct BankArray {
+    words: Array,
+    skipped_bytes: usize,
+    slot_bytes: usize,
+    slots: i32,
+}
+
+impl fmt::Debug for BankArray {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BankArray").field("shape", &self.words.shape()).finish_non_exhaustive()
+    }
+}
+
+impl BankArray {
+    /// How many slots there are.
+    pub(crate) const fn slots(&self) -> i32 {
+        self.slots
+    }
+
+    /// A view `[slots, shape…]` of the component that begins `offset_bytes` into each slot. Nothing is copied.
+    pub(crate) fn all_slots(
+        &self,
+        dtype: Dtype,
+        item_bytes: usize,
+        offset_bytes: usize,
+        shape: &[i32],
+    ) -> Result<Array, mlx_rs::error::Exception> {
+        let mut shape_all = vec![self.slots];
+        shape_all.extend_from_slice(shape);
+        let mut strides = vec![(self.slot_bytes / item_bytes) as i64];
+        strides.extend(row_major(shape));
+        let offset = (self.skipped_bytes + offset_bytes) / item_bytes;
+        self.words.view_dtype(dtype)?.as_strided(&shape_all[..], &strides[..], offset)
+    }
+
+    /// A view `shape…` of the component that begins `offset_bytes` into one slot. Nothing is copied.
+    pub(crate) fn one_slot(
+        &self,
+        slot: SlotId,
+        dtype: Dtype,
+        item_bytes: usize,
+        offset_bytes: usize,
+        shape: &[i32],
+    ) -> Result<Array, mlx_rs::error::Exception> {
+        let offset = (self.skipped_bytes + slot.index() * self.slot_bytes + offset_bytes) / item_bytes;
+        self.words.view_dtype(dtype)?.as_strided(shape, &row_major(shape)[..], offset)
+    }
+}
+
+fn row_major(shape: &[i32]) -> Vec<i64> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * i64::from(shape[axis]);
+    }
+    strides
+}
+
+/// A bank and the array over it, in the memory that suits MLX's default device.
+pub(crate) fn mlx_bank(slots: u32, slot_bytes: u64) -> Result<(Bank, BankArray), BankError> {
+    let refuse = |reason: String| BankError::Backend { slots, slot_bytes, reason };
+    let bytes = Bank::bytes_with_alignment(slots, slot_bytes)?;
+    let device = mlx_rs::Device::try_default().and_then(|device| device.get_type());
+    let metal = cfg!(target_os = "macos") && device.is_ok_and(|kind| kind == DeviceType::Gpu);
+    let (memory, words) = if metal { wrapped(bytes) } else { owned(bytes) }.map_err(refuse)?;
+    let bank = Bank::from_memory(memory, slots, slot_bytes)?;
+    let array = BankArray {
+        words,
+        skipped_bytes: bank.skipped_bytes(),
+        slot_bytes: bank.slot_bytes(),
+        slots: i32::try_from(slots).map_err(|_| refuse("more slots than an MLX dimension holds".into()))?,
+    };
+    Ok((bank, array))
+}
+
+fn shape_of(bytes: usize) -> Result<[i32; 2], String> {
+    let rows = i32::try_from(bytes / (4 * ROW_WORDS)).map_err(|_| format!("{bytes} B are too many rows for MLX"))?;
+    Ok([rows, ROW_WORDS as i32])
+}
+
+/// The address of the array's first word, after evaluating it.
+fn data_pointer(words: &Array) -> Result<NonNull<u8>, String> {
+    words.eval().map_err(|error| error.to_string())?;
+    // SAFETY: the handle is a live, evaluated u32 array, which is what the accessor asks for.
+    let pointer = unsafe { mlx_sys::mlx_array_data_uint32(words.as_ptr()) };
+    NonNull::new(pointer.cast_mut().cast()).ok_or_else(|| "MLX gave no address for its memory".into())
+}
+
+type Memory = (Box<dyn BankMemory>, Array);
+
+/// Memory that MLX owns.
+fn owned(bytes: usize) -> Result<Memory, String> {
+    let words = mlx_rs::ops::zeros::<u32>(&shape_of(bytes)?).map_err(|error| error.to_string())?;
+    let base = data_pointer(&words)?;
+    if words.strides() != [ROW_WORDS, 1] || words.nbytes() != bytes {
+        return Err(format!("MLX laid {bytes} B of zeros out with strides {:?}", words.strides()));
+    }
+    Ok((Box::new(Owned { base, bytes, _keep: Mutex::new(words.clone()) }), words))
+}
+
+struct Owned {
+    base: NonNull<u8>,
+    bytes: usize,
+    /// Keeps MLX's memory alive, and counts as another holder, so that MLX never donates it to a result.
+    _keep: Mutex<Array>,
+}
+
+impl fmt::Debug for Owned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Owned by MLX ({} B)", self.bytes)
+    }
+}
+
+// SAFETY: the address may be used from any thread (the bank's contract); the handle is Send and behind a mutex.
+unsafe impl Send for Owned {}
+// SAFETY: as for Send.
+unsafe impl Sync for Owned {}
+
+// SAFETY: `base` is the data of an evaluated array of `bytes` bytes; MLX frees it only when the last handle goes, and
+// `_keep` is one. MLX never moves an evaluated array's data and never writes it while it is shared.
+unsafe impl BankMemory for Owned {
+    fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// An anonymous mapping that MLX reads in place. A backend that copies instead is refused.
+fn wrapped(bytes: usize) -> Result<Memory, String> {
+    let mut map = MmapMut::map_anon(bytes).map_err(|error| format!("could not map {bytes} B: {error}"))?;
+    let base = NonNull::from(&mut map[..]).cast::<u8>();
+    let memory = Arc::new(Wrapped { base, map });
+    let shape = shape_of(bytes)?;
+    // An operation through mlx-rs first: it installs the handler without which MLX ends the process on an error.
+    Array::from_int(0).eval().map_err(|error| error.to_string())?;
+    let payload = Box::into_raw(Box::new(Arc::clone(&memory)));
+    // SAFETY: `base` has `bytes` initialised bytes, as the shape says; they live until `drop_payload` has run, which
+    // MLX calls exactly once.
+    let handle = unsafe {
+        mlx_sys::mlx_array_new_data_managed_payload(
+            base.as_ptr().cast(),
+            shape.as_ptr(),
+            2,
+            Dtype::Uint32.into(),
+            payload.cast(),
+            Some(drop_payload),
+        )
+    };
+    // SAFETY: the handle was just made and is owned by nobody else.
+    let words = unsafe { Array::from_ptr(handle) };
+    let seen = data_pointer(&words)?;
+    if seen != base {
+        return Err(format!("it copied {bytes} B instead of wrapping them ({seen:p} is not {base:p})"));
+    }
+    Ok((Box::new(memory), words))
+}
+
+/// MLX's deleter: gives its share of the mapping back.
+extern "C" fn drop_payload(payload: *mut c_void) {
+    // SAFETY: the pointer is the one that `wrapped` made with Box::into_raw, handed back once.
+    drop(unsafe { Box::from_raw(payload.cast::<Arc<Wrapped>>()) });
+}
+
+#[derive(Debug)]
+struct Wrapped {
+    base: NonNull<u8>,
+    map: MmapMut,
+}
+
+// SAFETY: the address comes from the mapping it travels with.
+unsafe impl Send for Wrapped {}
+// SAFETY: as for Send.
+unsafe impl Sync for Wrapped {}
+
+// SAFETY: the mapping lives as long as the last Arc, does not move, and is zero-filled; MLX only reads it.
+unsafe impl BankMemory for Arc<Wrapped> {
+    fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.map.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::formats::SLOT_ALIGNMENT_BYTES;
+
+    #[test]
+    fn mlx_sees_what_was_written_into_a_slot_and_copies_nothing() {
+        let (bank, array) = mlx_bank(3, SLOT_ALIGNMENT_BYTES).unwrap();
+        let before = array.all_slots(Dtype::Uint32, 4, 8, &[2, 3]).unwrap();
+        let one = array.one_slot(SlotId(2), Dtype::Uint8, 1, 12, &[4]).unwrap();
+        mlx_rs::transforms::eval([&before, &one]).unwrap();
+        // SAFETY: one thread, and no MLX work is under way.
+        let slot = unsafe { bank.slot_mut(SlotId(2)) };
+        for (index, word) in slot.chunks_exact_mut(4).enumerate() {
+            word.copy_from_slice(&(index as u32).to_le_bytes());
+        }
+        let total = before.sum_axes(&[1, 2], None).unwrap();
+        assert_eq!(total.as_slice::<u32>(), &[0, 0, 2 + 3 + 4 + 5 + 6 + 7]);
+        assert_eq!(one.as_slice::<u8>(), &[3, 0, 0, 0]);
+        let seen = data_pointer(&before).unwrap().as_ptr() as usize;
+        assert_eq!(seen, bank.slot_pointer(SlotId(0)).as_ptr() as usize + 8, "a view is a copy");
+    }
+
+    #[test]
+    fn a_backend_that_copies_instead_of_wrapping_is_refused() {
+        match wrapped(4 * SLOT_ALIGNMENT_BYTES as usize) {
+            Ok((memory, words)) => assert_eq!(data_pointer(&words).unwrap(), memory.base()),
+            Err(reason) => assert!(reason.contains("copied 65536 B"), "{reason}"),
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Quantised products in every mode: mlx-rs names affine alone.
+//!
+//! # Soundness
+//! *Type, bounds*: MLX checks shapes and dtypes and answers a status. *Initialisation*: the result handle is only used
+//! after a status of 0. *Lifetime*: operands are borrowed; MLX counts its own references. *Threads*: handles stay on the
+//! calling thread.
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+
+use mlx_rs::{Array, Stream, error::Exception};
+
+/// Packed weights with what it takes to read them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packed<'a> {
+    pub(crate) weight: &'a Array,
+    pub(crate) scales: &'a Array,
+    pub(crate) biases: Option<&'a Array>,
+    pub(crate) format: Format,
+}
+
+/// MLX's name for a storage format.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Format {
+    pub(crate) mode: &'static CStr,
+    pub(crate) bits: i32,
+    pub(crate) group: i32,
+}
+
+/// x · Wᵀ.
+pub(crate) fn quantized_matmul(x: &Array, packed: Packed<'_>) -> Result<Array, Exception> {
+    call("quantized_matmul", x, packed, |result, biases, group, bits, stream| {
+        // SAFETY: every handle is live for the call; `result` is a fresh handle.
+        unsafe {
+            mlx_sys::mlx_quantized_matmul(
+                result,
+                x.as_ptr(),
+                packed.weight.as_ptr(),
+                packed.scales.as_ptr(),
+                biases,
+                true,
+                group,
+                bits,
+                packed.format.mode.as_ptr(),
+                stream,
+            )
+        }
+    })
+}
+
+/// x[j] · W[slots[j]]ᵀ for each j of the leading dimension.
+pub(crate) fn gather_qmm(x: &Array, packed: Packed<'_>, slots: &Array) -> Result<Array, Exception> {
+    call("gather_qmm", x, packed, |result, biases, group, bits, stream| {
+        // SAFETY: every handle is live for the call; the empty handle means "no indices"; `result` is a fresh handle.
+        unsafe {
+            mlx_sys::mlx_gather_qmm(
+                result,
+                x.as_ptr(),
+                packed.weight.as_ptr(),
+                packed.scales.as_ptr(),
+                biases,
+                EMPTY,
+                slots.as_ptr(),
+                true,
+                group,
+                bits,
+                packed.format.mode.as_ptr(),
+                false,
+                stream,
+            )
+        }
+    })
+}
+
+const EMPTY: mlx_sys::mlx_array = mlx_sys::mlx_array { ctx: std::ptr::null_mut() };
+
+fn call(
+    name: &str,
+    x: &Array,
+    packed: Packed<'_>,
+    operation: impl FnOnce(
+        *mut mlx_sys::mlx_array,
+        mlx_sys::mlx_array,
+        mlx_sys::mlx_optional_int,
+        mlx_sys::mlx_optional_int,
+        mlx_sys::mlx_stream,
+    ) -> i32,
+) -> Result<Array, Exception> {
+    let some = |value| mlx_sys::mlx_optional_int { value, has_value: true };
+    let stream = Stream::thread_local_or_default();
+    let mut result = EMPTY;
+    let status = operation(
+        &mut result,
+        packed.biases.map_or(EMPTY, Array::as_ptr),
+        some(packed.format.group),
+        some(packed.format.bits),
+        stream.as_ptr(),
+    );
+    if status != 0 {
+        return Err(Exception::custom(format!(
+            "MLX refused {name} of x {:?} {:?} with weights {:?}, scales {:?} {:?}, {:?}",
+            x.shape(),
+            x.dtype(),
+            packed.weight.shape(),
+            packed.scales.shape(),
+            packed.scales.dtype(),
+            packed.format,
+        )));
+    }
+    // SAFETY: the status says that the operation made an array, and nobody else owns its handle.
+    Ok(unsafe { Array::from_ptr(result) })
+}

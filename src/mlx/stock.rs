@@ -1,0 +1,356 @@
+//! The stock family: MLX's own quantised products over views of the bank.
+//!
+//! Where MLX can take slot numbers as indices, one `gather_qmm` serves all jobs with the same number of rows; otherwise
+//! each job has products of its own. Which of the two depends on formats and dtypes alone, never on residency, so a
+//! job's bits depend only on its own rows.
+
+use mlx_rs::{
+    Array, Dtype,
+    error::Exception,
+    ops::{clip, concatenate_axis, indexing::TakeIndexing, sigmoid},
+};
+
+use super::{
+    bank::BankArray,
+    ops::{Format, Packed, gather_qmm, quantized_matmul},
+};
+use crate::{
+    formats::{Activation, ExpertGeometry, FloatType, Part, Projection, Quantisation, SlotLayout},
+    ids::SlotId,
+};
+
+/// How MLX computes a product with one projection's weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Method {
+    /// The stored arrays are MLX's own; `scales` is the type that x must have for slots to serve as indices.
+    Native { format: Format, scales: Option<Dtype> },
+    /// Colibri's 4 bits with a scale per row: affine with scale 1 and bias −8, then × row scale.
+    SignedRow { format: Format },
+    /// Colibri's 4 bits in groups that MLX's divide: each scale repeated, bias = −8 × scale.
+    SignedGroup { format: Format, repeat: i32 },
+    /// Colibri's 8 bits: the sign bit flipped into an offset of 128, then as `SignedRow`.
+    SignedByte { format: Format },
+    /// Colibri's formats in widths or groups that MLX has no kernel for: unpacked to f32 first. Slow.
+    Unpacked { bits: u32, group: i32 },
+}
+
+/// The views and constants of one projection.
+#[derive(Debug)]
+struct Product {
+    method: Method,
+    rows: i32,
+    columns: i32,
+    weight: Component,
+    scales: Component,
+    biases: Option<Component>,
+    bias: Option<Component>,
+    /// Scales of 1 and biases of −offset, `[1, rows, groups]` broadcast over the slots without memory.
+    unit: Option<(Array, Array)>,
+}
+
+/// One component of every slot.
+#[derive(Debug)]
+struct Component {
+    all: Array,
+    dtype: Dtype,
+    item_bytes: usize,
+    offset_bytes: usize,
+    shape: Vec<i32>,
+}
+
+/// The stock family over one tier's bank.
+#[derive(Debug)]
+pub(crate) struct StockTier {
+    bank: BankArray,
+    products: [Product; 3],
+    activation: Activation,
+    hidden: i32,
+}
+
+/// The rows one submission computes: slots with equally many rows each.
+#[derive(Debug)]
+pub(crate) struct StockRows<'a> {
+    /// The experts' slots.
+    pub(crate) slots: &'a [SlotId],
+    /// Input rows, job by job, `rows_per_job` each.
+    pub(crate) rows: &'a [u32],
+}
+
+impl StockTier {
+    /// Views over `bank` for experts of `geometry`.
+    pub(crate) fn new(bank: BankArray, geometry: &ExpertGeometry, layout: &SlotLayout) -> Result<Self, Exception> {
+        let [down, gate, up] = Projection::ALL;
+        let product = |projection| Product::new(&bank, geometry, layout, projection);
+        let products = [product(down)?, product(gate)?, product(up)?];
+        mlx_rs::transforms::eval(products.iter().flat_map(Product::arrays))?;
+        let hidden = dimension(geometry.hidden)?;
+        Ok(Self { bank, products, activation: geometry.activation, hidden })
+    }
+
+    /// Width of input and output rows.
+    pub(crate) const fn hidden(&self) -> i32 {
+        self.hidden
+    }
+
+    /// Expert outputs `[jobs × rows per job, hidden]`, unweighted, unevaluated. `x` is `[rows, hidden]`.
+    pub(crate) fn rows(&self, x: &Array, work: &StockRows<'_>) -> Result<Array, Exception> {
+        if !self.products.iter().all(|product| product.takes_indices(x.dtype())) && work.slots.len() > 1 {
+            let per_job = work.rows.len() / work.slots.len();
+            let jobs = work.slots.chunks(1).zip(work.rows.chunks(per_job));
+            let parts: Result<Vec<_>, _> =
+                jobs.map(|(slots, rows)| self.rows(x, &StockRows { slots, rows })).collect();
+            return concatenate_axis(&parts?.iter().collect::<Vec<_>>(), 0);
+        }
+        let jobs = dimension(work.slots.len())?;
+        let count = dimension(work.rows.len())?;
+        let index = Array::from_slice(work.rows, &[count]);
+        let x = x.take_axis(index, 0)?.reshape(&[jobs, count / jobs.max(1), self.hidden])?;
+        let [down, gate, up] = &self.products;
+        let slots = Slots::new(work.slots)?;
+        let gate = gate.apply(&self.bank, &x, &slots)?;
+        let up = up.apply(&self.bank, &x, &slots)?;
+        let inner = activate(self.activation, &gate, &up)?;
+        down.apply(&self.bank, &inner, &slots)?.reshape(&[count, self.hidden])
+    }
+}
+
+/// Slot numbers on both sides of the fence.
+struct Slots<'a> {
+    host: &'a [SlotId],
+    device: Array,
+}
+
+impl<'a> Slots<'a> {
+    fn new(host: &'a [SlotId]) -> Result<Self, Exception> {
+        let numbers: Vec<u32> = host.iter().map(|slot| slot.0).collect();
+        Ok(Self { host, device: Array::from_slice(&numbers, &[dimension(numbers.len())?]) })
+    }
+}
+
+fn activate(activation: Activation, gate: &Array, up: &Array) -> Result<Array, Exception> {
+    match activation {
+        Activation::SwiGlu => gate.multiply(sigmoid(gate)?)?.multiply(up),
+        Activation::ClampedSwiGlu { alpha, limit } => {
+            let scalar = |value: f32| Array::from_f32(value).as_dtype(gate.dtype());
+            let gate = clip(gate, ((), &scalar(limit)?))?;
+            let up = clip(up, (&scalar(-limit)?, &scalar(limit)?))?;
+            let glu = gate.multiply(sigmoid(&gate.multiply(scalar(alpha)?)?)?)?;
+            glu.multiply(up.add(scalar(1.0)?)?)
+        }
+    }
+}
+
+impl Product {
+    fn new(
+        bank: &BankArray,
+        geometry: &ExpertGeometry,
+        layout: &SlotLayout,
+        projection: Projection,
+    ) -> Result<Self, Exception> {
+        let shape = geometry.projection(projection);
+        let (rows, columns) = (dimension(shape.rows)?, dimension(shape.columns)?);
+        let method = Method::of(shape.quantisation, columns)?;
+        let component = |part, dtype: Dtype, item_bytes: usize, vector: bool| {
+            let Some(range) = layout.range(projection, part) else { return Ok(None) };
+            let items = dimension((range.end - range.start) / item_bytes as u64)?;
+            let shape = if vector { vec![rows] } else { vec![rows, items / rows] };
+            let offset = usize::try_from(range.start).map_err(|_| Exception::custom("slot too large"))?;
+            Component::new(bank, dtype, item_bytes, offset, shape).map(Some)
+        };
+        let missing = || Exception::custom(format!("{projection:?} has no weights or scales in its layout"));
+        let (weight_dtype, weight_bytes) = match method {
+            Method::Unpacked { .. } => (Dtype::Uint8, 1),
+            _ => (Dtype::Uint32, 4),
+        };
+        let (scale_dtype, scale_bytes) = scale_dtype(shape.quantisation);
+        let float = geometry.bias.map(float_dtype);
+        Ok(Self {
+            method,
+            rows,
+            columns,
+            weight: component(Part::Weight, weight_dtype, weight_bytes, false)?.ok_or_else(missing)?,
+            scales: component(Part::Scales, scale_dtype, scale_bytes, false)?.ok_or_else(missing)?,
+            biases: component(Part::Biases, scale_dtype, scale_bytes, false)?,
+            bias: match float {
+                Some((dtype, bytes)) => component(Part::Bias, dtype, bytes, true)?,
+                None => None,
+            },
+            unit: method.unit(rows, columns, bank)?,
+        })
+    }
+
+    fn arrays(&self) -> impl Iterator<Item = &Array> {
+        let components = [Some(&self.weight), Some(&self.scales), self.biases.as_ref(), self.bias.as_ref()];
+        let unit = self.unit.iter().flat_map(|(scales, biases)| [scales, biases]);
+        components.into_iter().flatten().map(|component| &component.all).chain(unit)
+    }
+
+    /// Whether slot numbers can serve as indices for an input of `dtype` without copying the whole bank.
+    fn takes_indices(&self, dtype: Dtype) -> bool {
+        match self.method {
+            Method::Native { scales, .. } => scales.is_none_or(|scales| scales == dtype),
+            Method::SignedRow { .. } => true,
+            Method::SignedGroup { .. } | Method::SignedByte { .. } | Method::Unpacked { .. } => false,
+        }
+    }
+
+    /// `[jobs, rows, columns]` to `[jobs, rows, out]`. More than one job only if [`Self::takes_indices`].
+    fn apply(&self, bank: &BankArray, x: &Array, slots: &Slots<'_>) -> Result<Array, Exception> {
+        let product = match (self.method, slots.host) {
+            (Method::Native { format, .. }, &[slot]) if !self.takes_indices(x.dtype()) => {
+                let [weight, scales] = [self.weight.one(bank, slot)?, self.scales.one(bank, slot)?];
+                let biases = self.biases.as_ref().map(|biases| biases.one(bank, slot)).transpose()?;
+                let packed = Packed { weight: &weight, scales: &scales, biases: biases.as_ref(), format };
+                quantized_matmul(x, packed)?
+            }
+            (Method::Native { format, .. }, _) => {
+                let (weight, scales) = (&self.weight.all, &self.scales.all);
+                let biases = self.biases.as_ref().map(|biases| &biases.all);
+                gather_qmm(x, Packed { weight, scales, biases, format }, &slots.device)?
+            }
+            (Method::SignedRow { format }, _) => {
+                let x = x.as_dtype(Dtype::Float32)?;
+                let unscaled = gather_qmm(&x, self.with_unit(&self.weight.all, format)?, &slots.device)?;
+                unscaled.multiply(self.row_scales(slots)?)?
+            }
+            (Method::SignedByte { format }, &[slot]) => {
+                let x = x.as_dtype(Dtype::Float32)?;
+                let flipped = self.weight.one(bank, slot)?.bitwise_xor(Array::from_slice(&[0x8080_8080u32], &[1]))?;
+                quantized_matmul(&x, self.with_unit(&flipped, format)?)?.multiply(self.row_scales(slots)?)?
+            }
+            (Method::SignedGroup { format, repeat }, &[slot]) => {
+                let x = x.as_dtype(Dtype::Float32)?;
+                let scales = self.scales.one(bank, slot)?;
+                let scales = Array::repeat_axis::<f32>(scales, repeat, 1)?;
+                let biases = scales.multiply(Array::from_f32(-8.0))?;
+                let weight = self.weight.one(bank, slot)?;
+                quantized_matmul(&x, Packed { weight: &weight, scales: &scales, biases: Some(&biases), format })?
+            }
+            (Method::Unpacked { bits, group }, &[slot]) => self.unpacked(bank, x, slot, bits, group)?,
+            (method, slots) => {
+                return Err(Exception::custom(format!("{method:?} takes one slot at a time, not {}", slots.len())));
+            }
+        };
+        match &self.bias {
+            None => Ok(product),
+            Some(bias) => product.add(bias.all.take_axis(&slots.device, 0)?.expand_dims(1)?),
+        }
+    }
+
+    fn with_unit<'a>(&'a self, weight: &'a Array, format: Format) -> Result<Packed<'a>, Exception> {
+        let (scales, biases) = self.unit.as_ref().ok_or_else(|| Exception::custom("unit scales were not made"))?;
+        Ok(Packed { weight, scales, biases: Some(biases), format })
+    }
+
+    /// The scales of the jobs' rows: `[jobs, 1, rows]`.
+    fn row_scales(&self, slots: &Slots<'_>) -> Result<Array, Exception> {
+        let jobs = dimension(slots.host.len())?;
+        self.scales.all.take_axis(&slots.device, 0)?.reshape(&[jobs, 1, self.rows])
+    }
+
+    fn unpacked(&self, bank: &BankArray, x: &Array, slot: SlotId, bits: u32, group: i32) -> Result<Array, Exception> {
+        let bytes = self.weight.one(bank, slot)?;
+        let values = if bits == 8 {
+            bytes.view_dtype(Dtype::Int8)?.as_dtype(Dtype::Float32)?
+        } else {
+            let low = bytes.bitwise_and(Array::from_slice(&[15u8], &[1]))?.expand_dims(2)?;
+            let high = bytes.right_shift(Array::from_slice(&[4u8], &[1]))?.expand_dims(2)?;
+            let nibbles = concatenate_axis(&[&low, &high], 2)?.reshape(&[self.rows, -1])?;
+            let columns = nibbles.take_axis(columns_by(self.columns, |column| column), 1)?;
+            columns.as_dtype(Dtype::Float32)?.subtract(Array::from_f32(8.0))?
+        };
+        let scales = self.scales.one(bank, slot)?.take_axis(columns_by(self.columns, |column| column / group), 1)?;
+        x.as_dtype(Dtype::Float32)?.matmul(values.multiply(scales)?.transpose()?)
+    }
+}
+
+/// An index array over the columns of a row.
+fn columns_by(columns: i32, index: impl Fn(i32) -> i32) -> Array {
+    Array::from_slice(&(0..columns).map(index).collect::<Vec<_>>(), &[columns])
+}
+
+impl Component {
+    fn new(
+        bank: &BankArray,
+        dtype: Dtype,
+        item_bytes: usize,
+        offset_bytes: usize,
+        shape: Vec<i32>,
+    ) -> Result<Self, Exception> {
+        let all = bank.all_slots(dtype, item_bytes, offset_bytes, &shape)?;
+        Ok(Self { all, dtype, item_bytes, offset_bytes, shape })
+    }
+
+    fn one(&self, bank: &BankArray, slot: SlotId) -> Result<Array, Exception> {
+        bank.one_slot(slot, self.dtype, self.item_bytes, self.offset_bytes, &self.shape)
+    }
+}
+
+impl Method {
+    fn of(quantisation: Quantisation, columns: i32) -> Result<Self, Exception> {
+        let format = |mode, bits: u32, group: i32| Format { mode, bits: bits as i32, group };
+        Ok(match quantisation {
+            Quantisation::Affine { bits, group, scales } => {
+                let scales = Some(float_dtype(scales).0);
+                Self::Native { format: format(c"affine", bits, dimension(group)?), scales }
+            }
+            Quantisation::Mxfp4 => Self::Native { format: format(c"mxfp4", 4, 32), scales: None },
+            Quantisation::Nvfp4 => Self::Native { format: format(c"nvfp4", 4, 16), scales: None },
+            Quantisation::Mxfp8 => Self::Native { format: format(c"mxfp8", 8, 32), scales: None },
+            Quantisation::Signed { bits, group } => {
+                let group = group.map_or(Ok(columns), dimension)?;
+                let kernel_group = [128, 64, 32].into_iter().find(|kernel| group % kernel == 0 && columns % kernel == 0);
+                match (bits, kernel_group) {
+                    (4, Some(kernel)) if group >= columns => Self::SignedRow { format: format(c"affine", 4, kernel) },
+                    (4, Some(kernel)) if columns % group == 0 => {
+                        Self::SignedGroup { format: format(c"affine", 4, kernel), repeat: group / kernel }
+                    }
+                    (8, Some(kernel)) => Self::SignedByte { format: format(c"affine", 8, kernel) },
+                    _ => Self::Unpacked { bits, group },
+                }
+            }
+        })
+    }
+
+    /// Scales of 1 and biases of −offset for the methods that scale afterwards.
+    fn unit(self, rows: i32, columns: i32, bank: &BankArray) -> Result<Option<(Array, Array)>, Exception> {
+        let (format, offset, slots) = match self {
+            Self::SignedRow { format } => (format, -8.0, Some(bank.slots())),
+            Self::SignedByte { format } => (format, -128.0, None),
+            _ => return Ok(None),
+        };
+        let shape = [rows, columns / format.group];
+        let make = |value: f32| {
+            let constant = Array::full::<f32>(&shape, Array::from_f32(value))?;
+            match slots {
+                None => Ok(constant),
+                Some(slots) => {
+                    let strides = [0, i64::from(shape[1]), 1];
+                    constant.as_strided(&[slots, shape[0], shape[1]][..], &strides[..], 0)
+                }
+            }
+        };
+        Ok(Some((make(1.0)?, make(offset)?)))
+    }
+}
+
+const fn float_dtype(float: FloatType) -> (Dtype, usize) {
+    match float {
+        FloatType::F32 => (Dtype::Float32, 4),
+        FloatType::F16 => (Dtype::Float16, 2),
+        FloatType::Bf16 => (Dtype::Bfloat16, 2),
+    }
+}
+
+const fn scale_dtype(quantisation: Quantisation) -> (Dtype, usize) {
+    match quantisation {
+        Quantisation::Affine { scales, .. } => float_dtype(scales),
+        Quantisation::Signed { .. } => (Dtype::Float32, 4),
+        Quantisation::Mxfp4 | Quantisation::Nvfp4 | Quantisation::Mxfp8 => (Dtype::Uint8, 1),
+    }
+}
+
+/// A size as MLX wants it.
+fn dimension<T: Copy + std::fmt::Display + TryInto<i32>>(size: T) -> Result<i32, Exception> {
+    size.try_into().map_err(|_| Exception::custom(format!("{size} does not fit an MLX dimension")))
+}
