@@ -20,4 +20,5 @@ pub use formats::{
 };
 pub use ids::{ExpertId, ExpertKey, FileId, Generation, LayerId, SlotId, SlotRef, TierId};
 pub use memory::{Bank, BankError, BankMemory};
+pub use routing::{BatchPlan, ExpertUse, Job, RankedPair, RouteError, Routes};
 pub use sources::{ExpertSource, Segment, SparseLayer, Tier};
