@@ -1,1 +1,7 @@
-//! (see the crate docs)
+//! From router logits to routes, and from routes to the plan of a forward. Pure: no clock, lock or I/O.
+
+mod batch_plan;
+mod routes;
+
+pub use batch_plan::{BatchPlan, ExpertUse, Job, RankedPair};
+pub use routes::{RouteError, Routes};
