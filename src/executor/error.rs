@@ -1,34 +1,10 @@
 //! What can go wrong in a forward pass.
 
-use std::fmt;
-
 use crate::{
-    formats::FloatType,
+    compute::ComputeError,
     ids::LayerId,
     residency::{LeaseError, LoadErrors, ReleaseErrors},
 };
-
-/// What a compute family answered when it could not do its work.
-#[derive(Debug)]
-pub struct ComputeError(Box<dyn std::error::Error + Send + Sync>);
-
-impl ComputeError {
-    pub(crate) fn new(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self(source.into())
-    }
-}
-
-impl fmt::Display for ComputeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for ComputeError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.source()
-    }
-}
 
 /// A forward pass that could not be made. The executor stays usable unless the variant says otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -124,16 +100,4 @@ pub enum ExecuteError {
     /// The lease could not be given back whole.
     #[error(transparent)]
     Release(#[from] ReleaseErrors),
-}
-
-impl FloatType {
-    /// The name people write.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-        }
-    }
 }

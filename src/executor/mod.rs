@@ -1,7 +1,14 @@
 //! The executor: a layer's experts, leased, computed and composed.
 
 mod error;
+#[expect(clippy::module_inception, reason = "the module is named after what it does, the file after the type")]
+mod executor;
+mod layer;
+mod options;
 mod wave;
 
-pub use error::{ComputeError, ExecuteError};
-pub(crate) use wave::{Forward, run_waves};
+pub use error::{ExecuteError, OpenError};
+pub use executor::StreamedExpertExecutor;
+pub use options::{ExecutorOptions, Family};
+pub(crate) use layer::LayerShape;
+pub(crate) use wave::run_waves;

@@ -1,25 +1,12 @@
 //! One wave: lease its experts, compute hits while misses are read, fence, release.
 
-use super::{ComputeError, ExecuteError};
+use super::ExecuteError;
 use crate::{
+    compute::Forward,
     ids::{ExpertId, LayerId},
     residency::{Lease, LoadError, ResidencyManager},
     routing::{BatchPlan, Job},
 };
-
-/// A compute family at work on one layer.
-///
-/// `submit` may return before the work is done; `fence` returns when nothing submitted reads a slot any more.
-pub(crate) trait Forward {
-    /// Whether each miss is submitted as it lands (host) or all of them at once (a GPU).
-    const EACH_MISS: bool;
-
-    /// Starts the jobs at `positions` of the wave, which are the positions of their experts in the lease.
-    fn submit(&mut self, lease: &Lease, wave: &[Job], positions: &[usize]) -> Result<(), ComputeError>;
-
-    /// Blocks until all that was submitted is done.
-    fn fence(&mut self) -> Result<(), ComputeError>;
-}
 
 /// Runs every wave of `plan`.
 ///

@@ -87,7 +87,7 @@ pub(crate) fn mlx_bank(slots: u32, slot_bytes: u64) -> Result<(Bank, BankArray),
     let refuse = |reason: String| BankError::Backend { slots, slot_bytes, reason };
     let bytes = Bank::bytes_with_alignment(slots, slot_bytes)?;
     let device = mlx_rs::Device::try_default().and_then(|device| device.get_type());
-    let metal = cfg!(target_os = "macos") && device.is_ok_and(|kind| kind == DeviceType::Gpu);
+    let metal = cfg!(target_os = "macos") && matches!(device, Ok(DeviceType::Gpu));
     let (memory, words) = if metal { wrapped(bytes) } else { owned(bytes) }.map_err(refuse)?;
     let bank = Bank::from_memory(memory, slots, slot_bytes)?;
     let array = BankArray {

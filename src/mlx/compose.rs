@@ -3,9 +3,10 @@
 use mlx_rs::{
     Array, Dtype,
     error::Exception,
-    ops::{concatenate_axis, indexing::TakeIndexing},
+    ops::{concatenate},
 };
 
+use super::ops::take;
 use crate::routing::BatchPlan;
 
 /// Σ over ranks, in rank order, of weight × row, then the shared row: `[rows, hidden]`, computed in f32.
@@ -30,7 +31,7 @@ pub(crate) fn compose(
         }
         pieces.push(rows.as_dtype(Dtype::Float32)?);
     }
-    let rows = concatenate_axis(&pieces.iter().collect::<Vec<_>>(), 0)?;
+    let rows = concatenate(&pieces.iter().collect::<Vec<_>>(), 0)?;
     let mut sum: Option<Array> = None;
     let ranks = (0..plan.rows()).map(|row| plan.row(row).len()).max().unwrap_or(0);
     for rank in 0..ranks {
@@ -38,7 +39,7 @@ pub(crate) fn compose(
             .map(|row| plan.row(row).nth(rank).map_or((0, 0.0), |chosen| (position[chosen.pair as usize], chosen.weight)))
             .unzip();
         let count = plan.rows() as i32;
-        let chosen = rows.take_axis(Array::from_slice(&index, &[count]), 0)?;
+        let chosen = take(&rows, &Array::from_slice(&index, &[count]), 0)?;
         let product = chosen.multiply(Array::from_slice(&weight, &[count, 1]))?;
         sum = Some(match sum {
             None => product,

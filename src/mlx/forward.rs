@@ -10,7 +10,7 @@ use super::{
     stock::{StockRows, StockTier},
 };
 use crate::{
-    executor::{ComputeError, Forward},
+    compute::{ComputeError, Forward},
     ids::SlotId,
     residency::Lease,
     routing::{BatchPlan, Job},

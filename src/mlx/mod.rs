@@ -2,7 +2,7 @@
 
 mod bank;
 mod compose;
-mod forward;
+//mod forward;
 mod ops;
 mod stock;
 
@@ -10,7 +10,7 @@ pub use mlx_rs::Array;
 
 pub(crate) use bank::{BankArray, mlx_bank};
 pub(crate) use compose::compose;
-pub(crate) use forward::StockForward;
+//pub(crate) use forward::StockForward;
 pub(crate) use stock::StockTier;
 
 /// What MLX answered when it refused an operation.

@@ -1,4 +1,4 @@
-//! Quantised products in every mode: mlx-rs names affine alone.
+//! Operations that mlx-rs does not offer: quantised products in modes other than affine, and take along an axis.
 //!
 //! # Soundness
 //! *Type, bounds*: MLX checks shapes and dtypes and answers a status. *Initialisation*: the result handle is only used
@@ -72,6 +72,15 @@ pub(crate) fn gather_qmm(x: &Array, packed: Packed<'_>, slots: &Array) -> Result
     })
 }
 
+/// Entries `index` of `axis`.
+pub(crate) fn take(x: &Array, index: &Array, axis: i32) -> Result<Array, Exception> {
+    let stream = Stream::thread_local_or_default();
+    let mut result = EMPTY;
+    // SAFETY: both handles and the stream are live for the call; `result` is a fresh handle.
+    let status = unsafe { mlx_sys::mlx_take_axis(&mut result, x.as_ptr(), index.as_ptr(), axis, stream.as_ptr()) };
+    made(status, result, || format!("take of {:?} along axis {axis} of {:?}", index.shape(), x.shape()))
+}
+
 const EMPTY: mlx_sys::mlx_array = mlx_sys::mlx_array { ctx: std::ptr::null_mut() };
 
 fn call(
@@ -96,16 +105,23 @@ fn call(
         some(packed.format.bits),
         stream.as_ptr(),
     );
-    if status != 0 {
-        return Err(Exception::custom(format!(
-            "MLX refused {name} of x {:?} {:?} with weights {:?}, scales {:?} {:?}, {:?}",
+    made(status, result, || {
+        format!(
+            "{name} of x {:?} {:?} with weights {:?}, scales {:?} {:?}, {:?}",
             x.shape(),
             x.dtype(),
             packed.weight.shape(),
             packed.scales.shape(),
             packed.scales.dtype(),
             packed.format,
-        )));
+        )
+    })
+}
+
+/// Takes ownership of an operation's result.
+fn made(status: i32, result: mlx_sys::mlx_array, what: impl FnOnce() -> String) -> Result<Array, Exception> {
+    if status != 0 {
+        return Err(Exception::custom(format!("MLX refused {}", what())));
     }
     // SAFETY: the status says that the operation made an array, and nobody else owns its handle.
     Ok(unsafe { Array::from_ptr(result) })

@@ -7,12 +7,12 @@
 use mlx_rs::{
     Array, Dtype,
     error::Exception,
-    ops::{clip, concatenate_axis, indexing::TakeIndexing, sigmoid},
+    ops::{clip, concatenate, sigmoid},
 };
 
 use super::{
     bank::BankArray,
-    ops::{Format, Packed, gather_qmm, quantized_matmul},
+    ops::{Format, Packed, gather_qmm, quantized_matmul, take},
 };
 use crate::{
     formats::{Activation, ExpertGeometry, FloatType, Part, Projection, Quantisation, SlotLayout},
@@ -99,12 +99,12 @@ impl StockTier {
             let jobs = work.slots.chunks(1).zip(work.rows.chunks(per_job));
             let parts: Result<Vec<_>, _> =
                 jobs.map(|(slots, rows)| self.rows(x, &StockRows { slots, rows })).collect();
-            return concatenate_axis(&parts?.iter().collect::<Vec<_>>(), 0);
+            return concatenate(&parts?.iter().collect::<Vec<_>>(), 0);
         }
         let jobs = dimension(work.slots.len())?;
         let count = dimension(work.rows.len())?;
         let index = Array::from_slice(work.rows, &[count]);
-        let x = x.take_axis(index, 0)?.reshape(&[jobs, count / jobs.max(1), self.hidden])?;
+        let x = take(x, &index, 0)?.reshape(&[jobs, count / jobs.max(1), self.hidden])?;
         let [down, gate, up] = &self.products;
         let slots = Slots::new(work.slots)?;
         let gate = gate.apply(&self.bank, &x, &slots)?;
@@ -215,7 +215,9 @@ impl Product {
             }
             (Method::SignedByte { format }, &[slot]) => {
                 let x = x.as_dtype(Dtype::Float32)?;
-                let flipped = self.weight.one(bank, slot)?.bitwise_xor(Array::from_slice(&[0x8080_8080u32], &[1]))?;
+                // u8 addition wraps, so that adding 128 flips the sign bit.
+                let bytes = self.weight.one(bank, slot)?.view_dtype(Dtype::Uint8)?;
+                let flipped = bytes.add(Array::from_slice(&[128u8], &[1]))?.view_dtype(Dtype::Uint32)?;
                 quantized_matmul(&x, self.with_unit(&flipped, format)?)?.multiply(self.row_scales(slots)?)?
             }
             (Method::SignedGroup { format, repeat }, &[slot]) => {
@@ -233,7 +235,7 @@ impl Product {
         };
         match &self.bias {
             None => Ok(product),
-            Some(bias) => product.add(bias.all.take_axis(&slots.device, 0)?.expand_dims(1)?),
+            Some(bias) => product.add(take(&bias.all, &slots.device, 0)?.expand_dims(1)?),
         }
     }
 
@@ -245,7 +247,7 @@ impl Product {
     /// The scales of the jobs' rows: `[jobs, 1, rows]`.
     fn row_scales(&self, slots: &Slots<'_>) -> Result<Array, Exception> {
         let jobs = dimension(slots.host.len())?;
-        self.scales.all.take_axis(&slots.device, 0)?.reshape(&[jobs, 1, self.rows])
+        take(&self.scales.all, &slots.device, 0)?.reshape(&[jobs, 1, self.rows])
     }
 
     fn unpacked(&self, bank: &BankArray, x: &Array, slot: SlotId, bits: u32, group: i32) -> Result<Array, Exception> {
@@ -253,13 +255,13 @@ impl Product {
         let values = if bits == 8 {
             bytes.view_dtype(Dtype::Int8)?.as_dtype(Dtype::Float32)?
         } else {
-            let low = bytes.bitwise_and(Array::from_slice(&[15u8], &[1]))?.expand_dims(2)?;
-            let high = bytes.right_shift(Array::from_slice(&[4u8], &[1]))?.expand_dims(2)?;
-            let nibbles = concatenate_axis(&[&low, &high], 2)?.reshape(&[self.rows, -1])?;
-            let columns = nibbles.take_axis(columns_by(self.columns, |column| column), 1)?;
+            let low = bytes.remainder(Array::from_slice(&[16u8], &[1]))?.expand_dims(2)?;
+            let high = bytes.floor_divide(Array::from_slice(&[16u8], &[1]))?.expand_dims(2)?;
+            let nibbles = concatenate(&[&low, &high], 2)?.reshape(&[self.rows, -1])?;
+            let columns = take(&nibbles, &columns_by(self.columns, |column| column), 1)?;
             columns.as_dtype(Dtype::Float32)?.subtract(Array::from_f32(8.0))?
         };
-        let scales = self.scales.one(bank, slot)?.take_axis(columns_by(self.columns, |column| column / group), 1)?;
+        let scales = take(&self.scales.one(bank, slot)?, &columns_by(self.columns, |column| column / group), 1)?;
         x.as_dtype(Dtype::Float32)?.matmul(values.multiply(scales)?.transpose()?)
     }
 }

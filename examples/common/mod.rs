@@ -1,0 +1,23 @@
+//! What several examples need: sizes as people write them, routing traces, and one way to end on an error.
+#![allow(dead_code, reason = "each example uses its part")]
+
+pub mod bytes;
+pub mod trace;
+
+/// Prints an error with its causes on one line, and gives the exit code for it.
+pub fn report(error: &dyn std::error::Error) -> std::process::ExitCode {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        let line = next.to_string();
+        if !text.contains(&line) {
+            text = format!("{text}: {line}");
+        }
+        cause = next.source();
+    }
+    eprintln!("error: {text}");
+    std::process::ExitCode::from(2)
+}
+
+/// Anything that ends an example.
+pub type Failure = Box<dyn std::error::Error>;
