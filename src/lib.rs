@@ -22,7 +22,7 @@ pub use formats::{
 };
 pub use ids::{ExpertId, ExpertKey, FileId, Generation, LayerId, SlotId, SlotRef, TierId};
 pub use memory::{Bank, BankError, BankMemory};
-pub use routing::{BatchPlan, ExpertUse, Job, RankedPair, RouteError, Routes};
+pub use routing::{BatchPlan, ExpertUse, Job, NoAuxTc, RankedPair, RouteError, Router, RouterError, Routes};
 pub use sources::{ExpertSource, Segment, SparseLayer, Tier};
 
 /// The MLX bindings this crate was built with: `links = "mlx"` allows one version in a program, so use this one.
