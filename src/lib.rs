@@ -17,8 +17,8 @@ mod store;
 mod sync;
 
 pub use formats::{
-    Activation, ExpertGeometry, ExpertView, FloatType, GeometryError, Part, Projection, ProjectionGeometry,
-    Quantisation, SlotLayout,
+    Activation, DecodeError, ExpertGeometry, ExpertView, FloatType, GeometryError, Part, Projection,
+    ProjectionGeometry, Quantisation, SlotLayout, decode_floats, dequantise_row,
 };
 pub use ids::{ExpertId, ExpertKey, FileId, Generation, LayerId, SlotId, SlotRef, TierId};
 pub use memory::{Bank, BankError, BankMemory};
