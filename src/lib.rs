@@ -16,6 +16,7 @@ mod sources;
 mod store;
 mod sync;
 
+pub use compute::oracle;
 pub use formats::{
     Activation, DecodeError, ExpertGeometry, ExpertView, FloatType, GeometryError, Part, Projection,
     ProjectionGeometry, Quantisation, SlotLayout, decode_floats, dequantise_row,
