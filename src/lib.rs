@@ -16,13 +16,14 @@ mod sources;
 mod store;
 mod sync;
 
+pub use compute::oracle;
 pub use formats::{
-    Activation, ExpertGeometry, ExpertView, FloatType, GeometryError, Part, Projection, ProjectionGeometry,
-    Quantisation, SlotLayout,
+    Activation, DecodeError, ExpertGeometry, ExpertView, FloatType, GeometryError, Part, Projection,
+    ProjectionGeometry, Quantisation, SlotLayout, decode_floats, dequantise_row,
 };
 pub use ids::{ExpertId, ExpertKey, FileId, Generation, LayerId, SlotId, SlotRef, TierId};
 pub use memory::{Bank, BankError, BankMemory};
-pub use routing::{BatchPlan, ExpertUse, Job, RankedPair, RouteError, Routes};
+pub use routing::{BatchPlan, ExpertUse, Job, NoAuxTc, RankedPair, RouteError, Router, RouterError, Routes};
 pub use sources::{ExpertSource, Segment, SparseLayer, Tier};
 
 /// The MLX bindings this crate was built with: `links = "mlx"` allows one version in a program, so use this one.

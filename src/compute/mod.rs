@@ -1,1 +1,3 @@
-//! (see the crate docs)
+//! Kernel families, and the scalar oracle that all of them are checked against.
+
+pub mod oracle;

@@ -59,6 +59,19 @@ pub struct RankedPair {
 /// A plan says how many experts the batch needs ([`BatchPlan::unique_experts`]) before anything is read. It depends on the
 /// routes alone, never on what is resident.
 ///
+/// ```
+/// use streamed_experts::{BatchPlan, Routes};
+///
+/// // Two tokens with two experts each, of eight: three different ones.
+/// let routes = Routes::from_top_k(2, 2, &[5, 1, 1, 7], &[0.6, 0.4, 0.7, 0.3], 8)?;
+/// let plan = BatchPlan::new(&routes, 8)?;
+/// assert_eq!(plan.unique_experts(), 3);
+/// // Expert 1 computes both rows at once; with two working slots the layer takes two waves.
+/// assert_eq!(plan.jobs()[1].rows(), 2);
+/// assert_eq!(plan.waves(2).count(), 2);
+/// # Ok::<(), streamed_experts::RouteError>(())
+/// ```
+///
 /// # Invariants
 /// 1. `jobs` holds each expert of the routes once, in the order in which row-major (row, rank) first names them.
 /// 2. The jobs' ranges into `uses` are consecutive, not empty, and cover it; so every pair is in exactly one job.
@@ -159,7 +172,7 @@ impl BatchPlan {
         self.jobs.chunks(working_slots)
     }
 
-    /// Whether `row` has any expert. One without needs a shared row, or its output is zero.
+    /// Whether `row` has any expert. A row without has no output but its shared row, and needs one.
     ///
     /// # Panics
     /// If there is no such row.

@@ -13,7 +13,7 @@ pub(crate) const MAX_PAIRS: usize = 1 << 30;
 /// The experts of each row (token) with their weights, in rank order, of one layer and one forward.
 ///
 /// Rank order is the order in which the weighted rows are added up, so it is part of the result. Rows may differ in how
-/// many experts they have; a row without any is allowed, and its output is then the shared expert's row alone.
+/// many experts they have; a row without any is allowed, but needs a shared expert's row: that is its output.
 ///
 /// Weights are passed through as they are, NaN and infinities included: a router that computes NaN gets NaN rows.
 ///
