@@ -1,12 +1,18 @@
 //! What experts look like as bytes: quantisation, geometry, the layout of a slot, and file headers.
 
+mod config;
 mod geometry;
 mod quantisation;
+mod safetensors;
 mod view;
 
+pub use config::ConfigError;
+pub(crate) use config::{MAX_CONFIG_NUMBER, ModelConfig};
 pub use geometry::{
     Activation, ExpertGeometry, GeometryError, Part, Projection, ProjectionGeometry, SLOT_ALIGNMENT_BYTES,
     SlotLayout,
 };
 pub use quantisation::{FloatType, Quantisation};
+pub use safetensors::HeaderError;
+pub(crate) use safetensors::{EntryList, HeaderTensor, PREFIX_BYTES, header_bytes, parse_header};
 pub use view::ExpertView;
