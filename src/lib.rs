@@ -17,13 +17,17 @@ mod store;
 mod sync;
 
 pub use formats::{
-    Activation, ExpertGeometry, ExpertView, FloatType, GeometryError, Part, Projection, ProjectionGeometry,
-    Quantisation, SlotLayout,
+    Activation, ConfigError, ExpertGeometry, ExpertView, FloatType, GeometryError, HeaderError, Part,
+    Projection, ProjectionGeometry, Quantisation, SlotLayout,
 };
 pub use ids::{ExpertId, ExpertKey, FileId, Generation, LayerId, SlotId, SlotRef, TierId};
 pub use memory::{Bank, BankError, BankMemory};
 pub use routing::{BatchPlan, ExpertUse, Job, RankedPair, RouteError, Routes};
-pub use sources::{ExpertSource, Segment, SparseLayer, Tier};
+pub use safetensors::Dtype;
+pub use sources::{
+    Colibri, ColibriOptions, ExpertSource, MlxCheckpoint, Segment, SourceError, SparseLayer, Tensor,
+    TensorError, TensorIndex, Tier, open_source,
+};
 
 /// The MLX bindings this crate was built with: `links = "mlx"` allows one version in a program, so use this one.
 #[cfg(feature = "mlx")]
