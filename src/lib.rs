@@ -18,13 +18,17 @@ mod sync;
 
 pub use compute::oracle;
 pub use formats::{
-    Activation, DecodeError, ExpertGeometry, ExpertView, FloatType, GeometryError, Part, Projection,
-    ProjectionGeometry, Quantisation, SlotLayout, decode_floats, dequantise_row,
+    Activation, ConfigError, DecodeError, ExpertGeometry, ExpertView, FloatType, GeometryError, HeaderError,
+    Part, Projection, ProjectionGeometry, Quantisation, SlotLayout, decode_floats, dequantise_row,
 };
 pub use ids::{ExpertId, ExpertKey, FileId, Generation, LayerId, SlotId, SlotRef, TierId};
-pub use memory::{Bank, BankError, BankMemory};
+pub use memory::{Bank, BankError, BankMemory, SLOT_ALIGNMENT_BYTES};
 pub use routing::{BatchPlan, ExpertUse, Job, NoAuxTc, RankedPair, RouteError, Router, RouterError, Routes};
-pub use sources::{ExpertSource, Segment, SparseLayer, Tier};
+pub use safetensors::Dtype;
+pub use sources::{
+    Colibri, ColibriOptions, ExpertSource, MlxCheckpoint, Segment, SourceError, SparseLayer, Tensor,
+    TensorError, TensorIndex, Tier, open_source,
+};
 
 /// The MLX bindings this crate was built with: `links = "mlx"` allows one version in a program, so use this one.
 #[cfg(feature = "mlx")]

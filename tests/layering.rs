@@ -97,7 +97,13 @@ fn imports_go_downward() {
         let Some(layer) = layer_of(&module) else { continue };
         for name in imported(&code) {
             let Some(other) = layer_of(&name) else { continue };
-            assert!(other <= layer, "{} (layer {}) uses {name} (layer {})", path.display(), layer + 1, other + 1);
+            assert!(
+                other <= layer,
+                "{} (layer {}) uses {name} (layer {})",
+                path.display(),
+                layer + 1,
+                other + 1
+            );
         }
     }
 }
@@ -106,7 +112,11 @@ fn imports_go_downward() {
 fn mlx_and_the_system_are_named_in_one_module_each() {
     for (module, path, code) in modules() {
         for (word, home) in [("mlx_rs", "mlx"), ("mlx_sys", "mlx"), ("rustix::", "os"), ("libc::", "os")] {
-            assert!(module == home || module == "lib" || !code.contains(word), "{} names {word}", path.display());
+            assert!(
+                module == home || module == "lib" || !code.contains(word),
+                "{} names {word}",
+                path.display()
+            );
         }
     }
 }

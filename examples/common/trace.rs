@@ -12,7 +12,8 @@ pub const BUILT_IN: &str = include_str!("../data/olmoe-299.jsonl");
 
 /// Reads `{"tok": n, "layers": [[expert ids], …]}`, one line a token.
 pub fn read(path: &Path) -> Result<Vec<Token>, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read the trace {}: {e}", path.display()))?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| format!("cannot read the trace {}: {e}", path.display()))?;
     parse(&text).map_err(|e| format!("{}: {e}", path.display()).into())
 }
 

@@ -1,11 +1,6 @@
 //! What the drive does without the library.
 
-use std::{
-    collections::BTreeSet,
-    fs::File,
-    io::Read,
-    time::Instant,
-};
+use std::{collections::BTreeSet, fs::File, io::Read, time::Instant};
 
 use streamed_experts::{ExpertId, ExpertKey, ExpertSource, FileId};
 
@@ -17,7 +12,8 @@ const SAMPLE_BYTES: u64 = 256 << 20;
 /// The files that hold experts.
 fn files(source: &dyn ExpertSource) -> BTreeSet<FileId> {
     let layers = source.layers().iter();
-    let keys = layers.flat_map(|layer| (0..layer.experts).map(|expert| ExpertKey::new(layer.layer, ExpertId(expert))));
+    let keys = layers
+        .flat_map(|layer| (0..layer.experts).map(|expert| ExpertKey::new(layer.layer, ExpertId(expert))));
     keys.filter_map(|key| source.segments(key)).flatten().map(|segment| segment.file).collect()
 }
 

@@ -15,14 +15,16 @@ use clap::Parser;
 use common::{Failure, bytes, trace};
 use indicatif::{ProgressBar, ProgressStyle};
 use run::{Outcome, Settings};
-use streamed_experts::{Budget, ExpertSource, ExpertKey, Family, ResidencyPlan, open_source, system};
+use streamed_experts::{Budget, ExpertKey, ExpertSource, Family, ResidencyPlan, open_source, system};
 
 /// Memory that the process may take beyond the budget: its code, MLX and its libraries, activations, read buffers.
 const OVERHEAD_BYTES: u64 = 256 << 20;
 
 /// Stream the experts of a checkpoint larger than a memory budget, and compare with the fully resident result.
 #[derive(Parser)]
-#[command(after_help = "Sizes: 4GiB, 600MB, 1048576. A trace has one JSON line a token: {\"layers\": [[expert ids], …]}.")]
+#[command(
+    after_help = "Sizes: 4GiB, 600MB, 1048576. A trace has one JSON line a token: {\"layers\": [[expert ids], …]}."
+)]
 struct Args {
     /// A checkpoint directory (mlx-community layout or Colibri container) [default: one made for this example]
     #[arg(long, value_name = "DIR")]
@@ -49,7 +51,9 @@ struct Args {
 
 fn family(name: &str) -> Result<Family, String> {
     let all = [Family::Stock, Family::Host, Family::Auto];
-    all.into_iter().find(|family| family.name() == name).ok_or_else(|| "stock, host and auto are the families".into())
+    all.into_iter()
+        .find(|family| family.name() == name)
+        .ok_or_else(|| "stock, host and auto are the families".into())
 }
 
 fn main() -> ExitCode {
@@ -95,7 +99,8 @@ fn demonstrate(args: &Args) -> Result<bool, Failure> {
 fn needed(source: &dyn ExpertSource, working: u32) -> Result<u64, Failure> {
     let slots = |tier: usize| {
         let layers = source.layers().iter().filter(|layer| layer.tier.index() == tier);
-        let (total, most) = layers.fold((0, 0), |(sum, most), layer| (sum + layer.experts, most.max(layer.experts)));
+        let (total, most) =
+            layers.fold((0, 0), |(sum, most), layer| (sum + layer.experts, most.max(layer.experts)));
         u64::from(total + most.min(working))
     };
     let tiers = source.tiers().iter().enumerate();
@@ -104,10 +109,14 @@ fn needed(source: &dyn ExpertSource, working: u32) -> Result<u64, Failure> {
 
 fn made_checkpoint() -> Result<PathBuf, Failure> {
     let program = std::env::current_exe()?;
-    let target = program.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists() || folder.ends_with("target"));
-    let directory = target.ok_or("cannot find the target folder; give --model DIR")?.join("quickstart-checkpoint");
+    let target =
+        program.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists() || folder.ends_with("target"));
+    let directory =
+        target.ok_or("cannot find the target folder; give --model DIR")?.join("quickstart-checkpoint");
     let bar = ProgressBar::new(checkpoint::expert_bytes());
-    bar.set_style(ProgressStyle::with_template("writing a checkpoint, once [{bar:30}] {bytes}/{total_bytes}")?);
+    bar.set_style(ProgressStyle::with_template(
+        "writing a checkpoint, once [{bar:30}] {bytes}/{total_bytes}",
+    )?);
     checkpoint::write(&directory, &bar).map_err(|e| format!("cannot write {}: {e}", directory.display()))?;
     bar.finish_and_clear();
     println!("checkpoint: {} (random experts, written by this example)", directory.display());
@@ -120,10 +129,20 @@ fn summary(streamed: &Outcome, resident: &Outcome, raw: f64, peak_bytes: u64, bu
     let verdict = |kept: bool| if kept { "kept" } else { "BROKEN" };
     println!("\noutput checksum  streamed {:016x}, resident {:016x}", streamed.checksum, resident.checksum);
     println!("                 where an expert lives does not change one bit: {}", verdict(equal));
-    println!("hit rate         {:.1} % (everything resident: {:.1} %)", 100.0 * streamed.hit_rate, 100.0 * resident.hit_rate);
+    println!(
+        "hit rate         {:.1} % (everything resident: {:.1} %)",
+        100.0 * streamed.hit_rate,
+        100.0 * resident.hit_rate
+    );
     println!("read             {} in {} reads", bytes::show(streamed.bytes), streamed.reads);
-    println!("rate             {:.2} GB/s while reading; the same drive read plainly: {raw:.2} GB/s", streamed.read_gbps);
-    println!("speed            {:.1} tokens/s streamed, {:.1} resident", streamed.tokens_per_s, resident.tokens_per_s);
+    println!(
+        "rate             {:.2} GB/s while reading; the same drive read plainly: {raw:.2} GB/s",
+        streamed.read_gbps
+    );
+    println!(
+        "speed            {:.1} tokens/s streamed, {:.1} resident",
+        streamed.tokens_per_s, resident.tokens_per_s
+    );
     println!(
         "memory           peak {} of a budget of {} + {} for the process: {}",
         bytes::show(peak_bytes),

@@ -1,13 +1,19 @@
 //! One run over a trace: the same rows, whatever is resident.
 
-use std::{sync::Arc, time::{Duration, Instant}};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use streamed_experts::{
     BatchPlan, Budget, ExecutorOptions, ExpertSource, Family, Routes, SparseLayer, StreamedExpertExecutor,
 };
 
-use crate::common::{Failure, trace::{self, Token}};
+use crate::common::{
+    Failure,
+    trace::{self, Token},
+};
 
 /// What one run is given.
 pub struct Settings {

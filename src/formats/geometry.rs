@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
+use crate::memory::SLOT_ALIGNMENT_BYTES;
+
 use super::quantisation::{FloatType, Quantisation};
 
-/// Every component of a slot, and the slot itself, begins on this boundary: the page size of Apple silicon.
-pub const SLOT_ALIGNMENT_BYTES: u64 = 16_384;
-
 /// No slot may be larger than this: a geometry beyond it is a damaged file, not a model.
-pub const MAX_SLOT_BYTES: u64 = 1 << 32;
+pub(crate) const MAX_SLOT_BYTES: u64 = 1 << 32;
 
 /// One of the three matrices of an expert, in the order a slot holds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -232,7 +231,7 @@ pub enum GeometryError {
     TooLarge {
         /// What the geometry would need.
         slot_bytes: u64,
-        /// [`MAX_SLOT_BYTES`].
+        /// What no model exceeds.
         limit_bytes: u64,
     },
     /// Fewer bytes than the layout needs.

@@ -10,7 +10,8 @@ use std::{fmt, ptr::NonNull};
 
 use memmap2::MmapMut;
 
-use crate::{formats::SLOT_ALIGNMENT_BYTES, ids::SlotId, os};
+use super::SLOT_ALIGNMENT_BYTES;
+use crate::{ids::SlotId, os};
 
 /// Memory for a bank.
 ///

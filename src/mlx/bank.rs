@@ -100,7 +100,8 @@ pub(crate) fn mlx_bank(slots: u32, slot_bytes: u64) -> Result<(Bank, BankArray),
 }
 
 fn shape_of(bytes: usize) -> Result<[i32; 2], String> {
-    let rows = i32::try_from(bytes / (4 * ROW_WORDS)).map_err(|_| format!("{bytes} B are too many rows for MLX"))?;
+    let rows =
+        i32::try_from(bytes / (4 * ROW_WORDS)).map_err(|_| format!("{bytes} B are too many rows for MLX"))?;
     Ok([rows, ROW_WORDS as i32])
 }
 
@@ -215,7 +216,7 @@ unsafe impl BankMemory for Arc<Wrapped> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::formats::SLOT_ALIGNMENT_BYTES;
+    use crate::memory::SLOT_ALIGNMENT_BYTES;
 
     #[test]
     fn mlx_sees_what_was_written_into_a_slot_and_copies_nothing() {

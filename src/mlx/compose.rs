@@ -1,10 +1,6 @@
 //! The weighted sum over ranks, as an MLX graph.
 
-use mlx_rs::{
-    Array, Dtype,
-    error::Exception,
-    ops::{concatenate},
-};
+use mlx_rs::{Array, Dtype, error::Exception, ops::concatenate};
 
 use super::ops::take;
 use crate::routing::BatchPlan;
@@ -36,7 +32,11 @@ pub(crate) fn compose(
     let ranks = (0..plan.rows()).map(|row| plan.row(row).len()).max().unwrap_or(0);
     for rank in 0..ranks {
         let (index, weight): (Vec<u32>, Vec<f32>) = (0..plan.rows())
-            .map(|row| plan.row(row).nth(rank).map_or((0, 0.0), |chosen| (position[chosen.pair as usize], chosen.weight)))
+            .map(|row| {
+                plan.row(row)
+                    .nth(rank)
+                    .map_or((0, 0.0), |chosen| (position[chosen.pair as usize], chosen.weight))
+            })
             .unzip();
         let count = plan.rows() as i32;
         let chosen = take(&rows, &Array::from_slice(&index, &[count]), 0)?;

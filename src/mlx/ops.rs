@@ -77,7 +77,8 @@ pub(crate) fn take(x: &Array, index: &Array, axis: i32) -> Result<Array, Excepti
     let stream = Stream::thread_local_or_default();
     let mut result = EMPTY;
     // SAFETY: both handles and the stream are live for the call; `result` is a fresh handle.
-    let status = unsafe { mlx_sys::mlx_take_axis(&mut result, x.as_ptr(), index.as_ptr(), axis, stream.as_ptr()) };
+    let status =
+        unsafe { mlx_sys::mlx_take_axis(&mut result, x.as_ptr(), index.as_ptr(), axis, stream.as_ptr()) };
     made(status, result, || format!("take of {:?} along axis {axis} of {:?}", index.shape(), x.shape()))
 }
 

@@ -78,7 +78,11 @@ pub(crate) struct StockRows<'a> {
 
 impl StockTier {
     /// Views over `bank` for experts of `geometry`.
-    pub(crate) fn new(bank: BankArray, geometry: &ExpertGeometry, layout: &SlotLayout) -> Result<Self, Exception> {
+    pub(crate) fn new(
+        bank: BankArray,
+        geometry: &ExpertGeometry,
+        layout: &SlotLayout,
+    ) -> Result<Self, Exception> {
         let [down, gate, up] = Projection::ALL;
         let product = |projection| Product::new(&bank, geometry, layout, projection);
         let products = [product(down)?, product(gate)?, product(up)?];
@@ -226,11 +230,17 @@ impl Product {
                 let scales = Array::repeat_axis::<f32>(scales, repeat, 1)?;
                 let biases = scales.multiply(Array::from_f32(-8.0))?;
                 let weight = self.weight.one(bank, slot)?;
-                quantized_matmul(&x, Packed { weight: &weight, scales: &scales, biases: Some(&biases), format })?
+                quantized_matmul(
+                    &x,
+                    Packed { weight: &weight, scales: &scales, biases: Some(&biases), format },
+                )?
             }
             (Method::Unpacked { bits, group }, &[slot]) => self.unpacked(bank, x, slot, bits, group)?,
             (method, slots) => {
-                return Err(Exception::custom(format!("{method:?} takes one slot at a time, not {}", slots.len())));
+                return Err(Exception::custom(format!(
+                    "{method:?} takes one slot at a time, not {}",
+                    slots.len()
+                )));
             }
         };
         match &self.bias {
@@ -240,7 +250,8 @@ impl Product {
     }
 
     fn with_unit<'a>(&'a self, weight: &'a Array, format: Format) -> Result<Packed<'a>, Exception> {
-        let (scales, biases) = self.unit.as_ref().ok_or_else(|| Exception::custom("unit scales were not made"))?;
+        let (scales, biases) =
+            self.unit.as_ref().ok_or_else(|| Exception::custom("unit scales were not made"))?;
         Ok(Packed { weight, scales, biases: Some(biases), format })
     }
 
@@ -250,7 +261,14 @@ impl Product {
         take(&self.scales.all, &slots.device, 0)?.reshape(&[jobs, 1, self.rows])
     }
 
-    fn unpacked(&self, bank: &BankArray, x: &Array, slot: SlotId, bits: u32, group: i32) -> Result<Array, Exception> {
+    fn unpacked(
+        &self,
+        bank: &BankArray,
+        x: &Array,
+        slot: SlotId,
+        bits: u32,
+        group: i32,
+    ) -> Result<Array, Exception> {
         let bytes = self.weight.one(bank, slot)?;
         let values = if bits == 8 {
             bytes.view_dtype(Dtype::Int8)?.as_dtype(Dtype::Float32)?
@@ -261,7 +279,8 @@ impl Product {
             let columns = take(&nibbles, &columns_by(self.columns, |column| column), 1)?;
             columns.as_dtype(Dtype::Float32)?.subtract(Array::from_f32(8.0))?
         };
-        let scales = take(&self.scales.one(bank, slot)?, &columns_by(self.columns, |column| column / group), 1)?;
+        let scales =
+            take(&self.scales.one(bank, slot)?, &columns_by(self.columns, |column| column / group), 1)?;
         x.as_dtype(Dtype::Float32)?.matmul(values.multiply(scales)?.transpose()?)
     }
 }
@@ -301,9 +320,12 @@ impl Method {
             Quantisation::Mxfp8 => Self::Native { format: format(c"mxfp8", 8, 32), scales: None },
             Quantisation::Signed { bits, group } => {
                 let group = group.map_or(Ok(columns), dimension)?;
-                let kernel_group = [128, 64, 32].into_iter().find(|kernel| group % kernel == 0 && columns % kernel == 0);
+                let kernel_group =
+                    [128, 64, 32].into_iter().find(|kernel| group % kernel == 0 && columns % kernel == 0);
                 match (bits, kernel_group) {
-                    (4, Some(kernel)) if group >= columns => Self::SignedRow { format: format(c"affine", 4, kernel) },
+                    (4, Some(kernel)) if group >= columns => {
+                        Self::SignedRow { format: format(c"affine", 4, kernel) }
+                    }
                     (4, Some(kernel)) if columns % group == 0 => {
                         Self::SignedGroup { format: format(c"affine", 4, kernel), repeat: group / kernel }
                     }

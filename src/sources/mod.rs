@@ -1,6 +1,22 @@
 //! Where experts come from: which file ranges make an expert, in what geometry and quantisation.
 
+mod checkpoint;
+mod colibri;
+mod error;
+mod files;
+mod geometry;
+mod layers;
+mod names;
+mod shards;
+mod table;
+mod tensors;
+
 use std::{fmt, io, path::Path};
+
+pub use checkpoint::MlxCheckpoint;
+pub use colibri::{Colibri, ColibriOptions};
+pub use error::{SourceError, TensorError};
+pub use tensors::{Tensor, TensorIndex};
 
 use crate::{
     formats::{ExpertGeometry, SlotLayout},
@@ -63,4 +79,19 @@ pub trait ExpertSource: Send + Sync + fmt::Debug {
 
     /// The path of a file, for messages.
     fn path(&self, file: FileId) -> &Path;
+}
+
+/// Opens a directory as what it holds: an [`MlxCheckpoint`] if it has `model*.safetensors`, a [`Colibri`] container if it
+/// has `out-*.safetensors`. `Arc::from` shares it.
+///
+/// # Errors
+/// A directory that cannot be read, or that holds neither or both; then what the source's own `open` refuses.
+pub fn open_source(directory: impl AsRef<Path>) -> Result<Box<dyn ExpertSource>, SourceError> {
+    let directory = directory.as_ref();
+    match shards::what_lies_in(directory)? {
+        (true, false) => Ok(Box::new(MlxCheckpoint::open(directory)?)),
+        (false, true) => Ok(Box::new(Colibri::open(directory)?)),
+        (true, true) => Err(SourceError::Ambiguous { path: directory.into() }),
+        (false, false) => Err(SourceError::Unrecognised { path: directory.into() }),
+    }
 }
