@@ -17,7 +17,9 @@ pub fn parse(text: &str) -> Result<u64, String> {
         "g" | "gib" => 1024f64.powi(3),
         "t" | "tib" => 1024f64.powi(4),
         other => {
-            return Err(format!("`{other}` is not a unit of size; B, kB, MB, GB, TB, KiB, MiB, GiB, TiB are"));
+            return Err(format!(
+                "`{other}` is not a unit of size; B, kB, MB, GB, TB, KiB, MiB, GiB, TiB are"
+            ));
         }
     };
     let bytes = number * factor;

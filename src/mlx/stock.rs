@@ -378,3 +378,124 @@ const fn scale_dtype(quantisation: Quantisation) -> (Dtype, usize) {
 fn dimension<T: Copy + std::fmt::Display + TryInto<i32>>(size: T) -> Result<i32, Exception> {
     size.try_into().map_err(|_| Exception::custom(format!("{size} does not fit an MLX dimension")))
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(unsafe_code, reason = "a test fills slots by hand; each block says why nothing else touches them")]
+
+    use half::{bf16, f16};
+
+    use super::*;
+    use crate::{compute::oracle::Mlp, formats::ExpertView, memory::Bank, mlx::bank::mlx_bank};
+
+    const SLOTS: u32 = 5;
+
+    /// Fills every component of every slot with random codes and with scales that a model could have.
+    fn fill(bank: &Bank, geometry: &ExpertGeometry, layout: &SlotLayout, random: &mut fastrand::Rng) {
+        for slot in 0..SLOTS {
+            // SAFETY: one thread, and no MLX work is under way.
+            let bytes = unsafe { bank.slot_mut(SlotId(slot)) };
+            for part in Part::ALL {
+                for projection in Projection::ALL {
+                    let Some(range) = layout.range(projection, part) else { continue };
+                    let part_bytes = &mut bytes[range.start as usize..range.end as usize];
+                    let quantisation = geometry.projection(projection).quantisation;
+                    fill_part(part_bytes, part, quantisation, geometry.bias, random);
+                }
+            }
+        }
+    }
+
+    fn fill_part(
+        bytes: &mut [u8],
+        part: Part,
+        quantisation: Quantisation,
+        bias: Option<FloatType>,
+        random: &mut fastrand::Rng,
+    ) {
+        let float = match (part, quantisation) {
+            (Part::Weight, Quantisation::Mxfp8) => {
+                // Without the codes that mean NaN.
+                bytes.iter_mut().for_each(|byte| *byte = random.u8(..) & 0xf7);
+                return;
+            }
+            (Part::Weight, _) => return random.fill(bytes),
+            (Part::Scales, Quantisation::Mxfp4 | Quantisation::Mxfp8) => {
+                return bytes.iter_mut().for_each(|byte| *byte = random.u8(120..124));
+            }
+            (Part::Scales, Quantisation::Nvfp4) => {
+                return bytes.iter_mut().for_each(|byte| *byte = random.u8(10..40));
+            }
+            (Part::Scales | Part::Biases, Quantisation::Affine { scales, .. }) => scales,
+            (Part::Bias, _) => bias.unwrap(),
+            _ => FloatType::F32,
+        };
+        for chunk in bytes.chunks_exact_mut(float.bytes() as usize) {
+            let value = (random.f32() - 0.5) * 0.05;
+            match float {
+                FloatType::F32 => chunk.copy_from_slice(&value.to_le_bytes()),
+                FloatType::F16 => chunk.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+                FloatType::Bf16 => chunk.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+            }
+        }
+    }
+
+    fn formats() -> Vec<ExpertGeometry> {
+        let affine = |bits, group, scales| Quantisation::Affine { bits, group, scales };
+        let signed = |bits, group| Quantisation::Signed { bits, group };
+        let mut all = vec![Quantisation::Mxfp4, Quantisation::Nvfp4, Quantisation::Mxfp8];
+        all.extend([2, 3, 4, 5, 6, 8].map(|bits| affine(bits, 64, FloatType::F32)));
+        all.extend([FloatType::F16, FloatType::Bf16].map(|scales| affine(4, 32, scales)));
+        all.push(affine(8, 128, FloatType::Bf16));
+        all.extend([signed(4, None), signed(8, None)]);
+        all.extend([16, 32, 48, 64, 128, 256].map(|group| signed(4, Some(group))));
+        let mut geometries: Vec<_> =
+            all.into_iter().map(|each| ExpertGeometry::uniform(256, 128, each)).collect();
+        geometries
+            .extend([signed(4, None), signed(8, None)].map(|each| ExpertGeometry::uniform(65, 33, each)));
+        geometries.push(ExpertGeometry {
+            bias: Some(FloatType::Bf16),
+            activation: Activation::ClampedSwiGlu { alpha: 1.702, limit: 0.5 },
+            ..ExpertGeometry::uniform(96, 64, Quantisation::Mxfp4)
+        });
+        geometries
+    }
+
+    #[test]
+    fn every_format_agrees_with_the_oracle_and_does_not_depend_on_company() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for geometry in formats() {
+            let layout = SlotLayout::new(&geometry).unwrap();
+            let (bank, array) = mlx_bank(SLOTS, layout.slot_bytes()).unwrap();
+            fill(&bank, &geometry, &layout, &mut random);
+            let tier = StockTier::new(array, &geometry, &layout).unwrap();
+            let hidden = geometry.hidden as usize;
+            let x: Vec<f32> = (0..3 * hidden).map(|_| random.f32() * 2.0 - 1.0).collect();
+            let input = Array::from_slice(&x, &[3, hidden as i32]);
+            let slots = [SlotId(4), SlotId(0), SlotId(2)];
+            let rows = [0, 1, 2, 0, 2, 1];
+            let together = tier.rows(&input, &StockRows { slots: &slots, rows: &rows }).unwrap();
+            for (job, slot) in slots.iter().enumerate() {
+                let rows = &rows[2 * job..2 * job + 2];
+                let alone = tier.rows(&input, &StockRows { slots: &[*slot], rows }).unwrap();
+                let alone = alone.as_slice::<f32>();
+                assert_eq!(
+                    alone,
+                    &together.as_slice::<f32>()[2 * job * hidden..][..2 * hidden],
+                    "{geometry:?}"
+                );
+                // SAFETY: MLX has been evaluated, and nothing writes.
+                let bytes = unsafe { bank.slot(*slot) };
+                let expert = Mlp::of_expert(&ExpertView::new(&geometry, &layout, bytes).unwrap()).unwrap();
+                for (row, out) in rows.iter().zip(alone.chunks(hidden)) {
+                    let x: Vec<f64> =
+                        x[*row as usize * hidden..][..hidden].iter().map(|&v| v.into()).collect();
+                    let want = expert.forward(&x).unwrap();
+                    let error: f64 = want.iter().zip(out).map(|(w, &o)| (w - f64::from(o)).powi(2)).sum();
+                    let norm: f64 = want.iter().map(|w| w * w).sum();
+                    assert!((error / norm).sqrt() < 1e-5, "{geometry:?}: {}", (error / norm).sqrt());
+                }
+            }
+        }
+    }
+}
