@@ -1,7 +1,9 @@
 //! What several examples need: sizes as people write them, routing traces, and one way to end on an error.
 #![allow(dead_code, reason = "each example uses its part")]
 
+pub mod budget;
 pub mod bytes;
+pub mod family;
 pub mod trace;
 
 /// Prints an error with its causes on one line, and gives the exit code for it.

@@ -12,7 +12,7 @@ mod run;
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
 use clap::Parser;
-use common::{Failure, bytes, trace};
+use common::{Failure, budget, bytes, family, trace};
 use indicatif::{ProgressBar, ProgressStyle};
 use run::{Outcome, Settings};
 use streamed_experts::{Budget, ExpertKey, ExpertSource, Family, ResidencyPlan, open_source, system};
@@ -42,18 +42,11 @@ struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     layers: Option<u32>,
     /// Who computes the experts: stock (MLX) or host (CPU kernels) [default: stock if built with MLX]
-    #[arg(long, value_parser = family)]
+    #[arg(long, value_parser = family::parse)]
     family: Option<Family>,
     /// Slots that misses are read into; a decoded token needs as many as it has experts in a layer
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     working: u32,
-}
-
-fn family(name: &str) -> Result<Family, String> {
-    let all = [Family::Stock, Family::Host, Family::Auto];
-    all.into_iter()
-        .find(|family| family.name() == name)
-        .ok_or_else(|| "stock, host and auto are the families".into())
 }
 
 fn main() -> ExitCode {
@@ -75,16 +68,16 @@ fn demonstrate(args: &Args) -> Result<bool, Failure> {
         None => trace::parse(trace::BUILT_IN)?,
     };
     let source: Arc<dyn ExpertSource> = Arc::from(open_source(&directory)?);
-    let everything = needed(&*source, args.working)?;
+    let everything = budget::everything(&*source, args.working);
     let budget_bytes = args.budget.unwrap_or(everything / 4);
-    let budget = |bytes| Budget { budget_bytes: bytes, working_slots: args.working, ..Budget::default() };
+    let budget_of = |bytes| Budget { working_slots: args.working, ..Budget::new(bytes) };
     let settings = |bytes| Settings {
-        budget: budget(bytes),
+        budget: budget_of(bytes),
         family: args.family.unwrap_or_default(),
         tokens: args.tokens as usize,
         layers: args.layers.map_or(usize::MAX, |layers| layers as usize),
     };
-    println!("{}", ResidencyPlan::new(&*source, &budget(budget_bytes))?);
+    println!("{}", ResidencyPlan::new(&*source, &budget_of(budget_bytes))?);
 
     let raw = drive::raw_rate(&*source)?;
     drive::drop_cached_pages(&*source);
@@ -93,18 +86,6 @@ fn demonstrate(args: &Args) -> Result<bool, Failure> {
     let peak_bytes = system::peak_footprint_bytes()?;
     let resident = run::run(&source, &trace, &settings(everything), "resident ")?;
     Ok(summary(&streamed, &resident, raw, peak_bytes, budget_bytes))
-}
-
-/// The budget that keeps every expert resident.
-fn needed(source: &dyn ExpertSource, working: u32) -> Result<u64, Failure> {
-    let slots = |tier: usize| {
-        let layers = source.layers().iter().filter(|layer| layer.tier.index() == tier);
-        let (total, most) =
-            layers.fold((0, 0), |(sum, most), layer| (sum + layer.experts, most.max(layer.experts)));
-        u64::from(total + most.min(working))
-    };
-    let tiers = source.tiers().iter().enumerate();
-    Ok(tiers.map(|(tier, shape)| shape.layout.slot_bytes() * slots(tier)).sum())
 }
 
 fn made_checkpoint() -> Result<PathBuf, Failure> {

@@ -8,6 +8,7 @@ use std::{
 use indicatif::{ProgressBar, ProgressStyle};
 use streamed_experts::{
     BatchPlan, Budget, ExecutorOptions, ExpertSource, Family, Routes, SparseLayer, StreamedExpertExecutor,
+    TelemetrySnapshot,
 };
 
 use crate::common::{
@@ -43,10 +44,8 @@ pub fn run(
     settings: &Settings,
     name: &'static str,
 ) -> Result<Outcome, Failure> {
-    let mut options = ExecutorOptions::default();
-    options.budget = settings.budget.clone();
-    options.family = settings.family;
-    let mut executor = StreamedExpertExecutor::open(Arc::clone(source), options)?;
+    let options = ExecutorOptions { family: settings.family, ..ExecutorOptions::new(settings.budget.clone()) };
+    let mut executor = StreamedExpertExecutor::open(Arc::clone(source), &options)?;
     let layers: Vec<SparseLayer> = source.layers().iter().copied().take(settings.layers).collect();
     let bar = ProgressBar::new(settings.tokens as u64);
     bar.set_style(ProgressStyle::with_template("{prefix} [{bar:30}] token {pos}/{len}  {msg}")?);
@@ -57,19 +56,19 @@ pub fn run(
     for number in 0..settings.tokens {
         one_token(&mut executor, &layers, &trace[number % trace.len()], number as u64, &mut checksum)?;
         bar.inc(1);
-        let now = executor.manager().telemetry().snapshot();
-        bar.set_message(format!("{:.0} % hits", 100.0 * now.hit_rate()));
+        let now = executor.manager().telemetry();
+        bar.set_message(format!("{:.0} % hits", 100.0 * hit_rate(&now)));
     }
     let seconds = start.elapsed().as_secs_f64();
     bar.finish();
-    let totals = executor.manager().telemetry().snapshot();
+    let totals = executor.manager().telemetry();
     executor.close()?;
     Ok(Outcome {
         checksum,
-        hit_rate: totals.hit_rate(),
-        bytes: totals.read_bytes,
-        reads: totals.reads,
-        read_gbps: totals.read_gbps(),
+        hit_rate: hit_rate(&totals),
+        bytes: totals.demand_reads.bytes,
+        reads: totals.demand_reads.reads,
+        read_gbps: totals.demand_reads.bytes as f64 / totals.wait_time.total_ns.max(1) as f64,
         tokens_per_s: settings.tokens as f64 / seconds,
     })
 }
@@ -112,4 +111,9 @@ fn residual(row: &mut [f32], out: &[f32]) {
     }
     let scale = (square / row.len() as f32 + 1e-6).sqrt().recip();
     row.iter_mut().for_each(|value| *value *= scale);
+}
+
+fn hit_rate(totals: &TelemetrySnapshot) -> f64 {
+    let all = totals.requests.hits + totals.requests.misses + totals.requests.joined;
+    totals.requests.hits as f64 / all.max(1) as f64
 }

@@ -9,7 +9,7 @@ use crate::{residency::Lease, routing::Job};
 /// `submit` may return before the work is done; `fence` returns when nothing submitted reads a slot any more.
 pub(crate) trait Forward {
     /// Whether each miss is submitted as it lands (host) or all of them at once (a GPU).
-    const EACH_MISS: bool;
+    fn each_miss(&self) -> bool;
 
     /// Starts the jobs at `positions` of the wave, which are the positions of their experts in the lease.
     fn submit(&mut self, lease: &Lease, wave: &[Job], positions: &[usize]) -> Result<(), ComputeError>;

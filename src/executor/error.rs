@@ -3,7 +3,9 @@
 use crate::{
     compute::ComputeError,
     ids::LayerId,
-    residency::{LeaseError, LoadErrors, ReleaseErrors},
+    memory::BankError,
+    residency::{LeaseError, OpenError, PlanError, PressureError},
+    store::LoadErrors,
 };
 
 /// A forward pass that could not be made. The executor stays usable unless the variant says otherwise.
@@ -72,22 +74,12 @@ pub enum ExecuteError {
         /// The row.
         row: usize,
     },
-    /// The executor's compute family works on slices or on MLX arrays, not on what was given.
-    #[error("{family} cannot take experts stored as {geometry}: {reason}")]
-    Unsupported {
-        /// The family.
-        family: &'static str,
-        /// The tier's geometry.
-        geometry: String,
-        /// What it lacks.
-        reason: String,
-    },
     /// The experts could not be leased.
     #[error(transparent)]
     Lease(#[from] LeaseError),
     /// Experts could not be read. The others stay as they were, and the next request reads these again.
     #[error(transparent)]
-    Load(#[from] LoadErrors),
+    Load(LoadErrors),
     /// The compute family failed before its work was under way.
     #[error("the experts could not be computed")]
     Compute(#[from] ComputeError),
@@ -97,7 +89,37 @@ pub enum ExecuteError {
         /// What the family answered.
         source: ComputeError,
     },
-    /// The lease could not be given back whole.
+    /// Memory could not be given back to the system before the forward. Nothing was computed; the limit holds, and the
+    /// next forward runs within it.
     #[error(transparent)]
-    Release(#[from] ReleaseErrors),
+    Pressure(PressureError),
+}
+
+/// An executor that cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExecutorOpenError {
+    /// The budget cannot hold the source, or the machine cannot hold the budget.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The family is not part of this build.
+    #[error("the {family} family is not in this build; it needs the feature `{feature}`")]
+    FamilyNotBuilt {
+        /// The family.
+        family: &'static str,
+        /// The feature to build with.
+        feature: &'static str,
+    },
+    /// No memory for the slots.
+    #[error(transparent)]
+    Bank(#[from] BankError),
+    /// The family cannot be set up for the source's formats.
+    #[error("the compute family cannot be set up")]
+    Compute(#[from] ComputeError),
+    /// The manager could not be made.
+    #[error(transparent)]
+    Manager(#[from] OpenError),
+    /// Pinned experts could not be loaded.
+    #[error("the pinned experts could not be loaded")]
+    Pins(#[from] LeaseError),
 }

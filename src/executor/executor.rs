@@ -2,60 +2,60 @@
 
 use std::time::Instant;
 
-use super::{ExecuteError, ExecutorOptions, Family, LayerShape, OpenError, run_waves};
+use super::{
+    ExecuteError, ExecutorOpenError, ExecutorOptions, Family, LayerShape,
+    families::{Families, TierCompute, TierForward},
+    run_waves,
+};
 use crate::{
-    formats::ExpertGeometry,
     ids::LayerId,
-    memory::Bank,
-    residency::{ResidencyManager, ResidencyPlan},
+    residency::{CloseError, ResidencyManager, ResidencyPlan},
     routing::BatchPlan,
     sources::ExpertSource,
     sync::Arc,
 };
 #[cfg(feature = "mlx")]
-use crate::mlx::{self, Array, StockTier};
+use crate::mlx::Array;
 
 /// Runs the routed experts of a source's layers, streaming those that are not resident.
 ///
-/// One executor serves one thread at a time (MLX's arrays are not `Sync`), but it may move between threads, and
-/// [`ResidencyManager`] may be asked for telemetry or told of memory pressure from any thread.
+/// An executor serves one caller at a time and may move between threads. Its [`ResidencyManager`] may be used from any
+/// thread meanwhile: for telemetry, for a lower limit under memory pressure, to cancel.
+///
+/// The result has the same bits whatever was resident: an expert computes the same rows in every wave it could fall
+/// into, and rows are added in rank order, then the shared row.
 #[derive(Debug)]
 pub struct StreamedExpertExecutor {
     source: Arc<dyn ExpertSource>,
-    manager: Arc<ResidencyManager>,
+    manager: ResidencyManager,
     tiers: Vec<TierCompute>,
+    /// How many experts a wave has, for each tier.
+    wave_experts: Vec<usize>,
+    /// How often each expert was used, for each of the source's layers.
     usage: Vec<Vec<u64>>,
 }
 
-/// What computes the experts of one tier.
-#[derive(Debug)]
-enum TierCompute {
-    #[cfg(feature = "mlx")]
-    Stock(StockTier),
-    Host,
-}
-
 impl StreamedExpertExecutor {
-    /// Plans the budget, takes the memory, and starts the readers. Nothing is read until the first forward, except
-    /// pinned experts.
+    /// Plans the budget, takes the memory, starts the readers, and loads pinned experts. Nothing else is read.
     ///
     /// # Errors
     /// A budget that cannot hold the source or that the machine does not have, a family that cannot compute the
-    /// source's formats, memory that the system or MLX refuses.
-    pub fn open(source: Arc<dyn ExpertSource>, options: ExecutorOptions) -> Result<Self, OpenError> {
+    /// source's formats, memory that the system or MLX refuses, pinned experts that cannot be read.
+    pub fn open(source: Arc<dyn ExpertSource>, options: &ExecutorOptions) -> Result<Self, ExecutorOpenError> {
         let plan = ResidencyPlan::new(&*source, &options.budget)?;
-        let mut banks = Vec::new();
-        let mut tiers = Vec::new();
+        let (mut banks, mut tiers, mut wave_experts) = (Vec::new(), Vec::new(), Vec::new());
+        let mut families = Families::new(options.family, options.host.clone())?;
         for (tier, sizes) in source.tiers().iter().zip(plan.tiers()) {
-            let family = options.family.resolve(&tier.geometry)?;
-            let (bank, compute) = TierCompute::new(family, tier, sizes.slots())?;
+            let (bank, compute) = families.tier(tier, sizes.slots())?;
             banks.push(bank);
             tiers.push(compute);
+            wave_experts.push(sizes.working_slots() as usize);
         }
-        let manager = Arc::new(ResidencyManager::new(Arc::clone(&source), plan, banks, options.manager)?);
+        let manager =
+            ResidencyManager::new(Arc::clone(&source), plan, banks, options.policy, &options.manager)?;
         manager.preload_pins()?;
         let usage = source.layers().iter().map(|layer| vec![0; layer.experts as usize]).collect();
-        Ok(Self { source, manager, tiers, usage })
+        Ok(Self { source, manager, tiers, wave_experts, usage })
     }
 
     /// Where the experts come from.
@@ -64,9 +64,114 @@ impl StreamedExpertExecutor {
         &self.source
     }
 
-    /// Who holds the slots: telemetry, pressure, pins.
+    /// Who holds the slots: telemetry, memory pressure, pinned experts.
     #[must_use]
-    pub fn manager(&self) -> &Arc<ResidencyManager> {
+    pub const fn manager(&self) -> &ResidencyManager {
         &self.manager
     }
+
+    /// The family that computes a layer; `None` for a layer without experts.
+    #[must_use]
+    pub fn family(&self, layer: LayerId) -> Option<Family> {
+        self.manager.tier_of(layer).map(|tier| self.tiers[tier.index()].family())
+    }
+
+    /// How often each expert of `layer` has been used by a row, since the executor was opened; `None` for a layer
+    /// without experts. A forward that fails still counts: its routes were asked for.
+    #[must_use]
+    pub fn usage(&self, layer: LayerId) -> Option<&[u64]> {
+        let index = self.source.layers().binary_search_by_key(&layer, |each| each.layer).ok()?;
+        self.usage.get(index).map(Vec::as_slice)
+    }
+
+    /// Computes `layer` for `[rows, hidden]` f32 rows: Σ over ranks, in rank order, of weight × expert(row), then the
+    /// shared row, unweighted. Blocks until it is done.
+    ///
+    /// # Errors
+    /// Inputs and plan that do not fit each other or the layer, experts that cannot be read, or a family that fails.
+    /// After an error nothing stays leased (but see [`ExecuteError::Fence`]) and the executor can be used again.
+    pub fn execute_rows(
+        &mut self,
+        layer: LayerId,
+        input: &[f32],
+        plan: &BatchPlan,
+        shared: Option<&[f32]>,
+    ) -> Result<Vec<f32>, ExecuteError> {
+        let start = Instant::now();
+        let source = Arc::clone(&self.source);
+        let shape = LayerShape::find(&*source, layer)?;
+        shape.check_rows("input", plan, input.len())?;
+        if let Some(shared) = shared {
+            shape.check_rows("shared row", plan, shared.len())?;
+        }
+        shape.check_plan(plan, shared.is_some())?;
+        self.record(plan, layer);
+        let tier = shape.layer.tier.index();
+        let mut forward = self.tiers[tier].begin_rows(&shape, plan, input, shared)?;
+        run(&self.manager, layer, plan, self.wave_experts[tier], &mut forward)?;
+        let output = forward.into_rows(shared)?;
+        self.manager.record_forward(start.elapsed());
+        Ok(output)
+    }
+
+    /// Computes `layer` for MLX arrays: `input` and `shared` are `[batch, tokens, hidden]` in f32, f16 or bf16, the rows
+    /// of the plan being batch × tokens; the result has the input's shape and dtype.
+    ///
+    /// Expert rows are evaluated before this returns; the sum over ranks is an MLX graph that the caller may go on with.
+    /// `shared` may be unevaluated: it is submitted before the first miss is read.
+    ///
+    /// # Errors
+    /// As [`StreamedExpertExecutor::execute_rows`].
+    #[cfg(feature = "mlx")]
+    pub fn execute(
+        &mut self,
+        layer: LayerId,
+        input: &Array,
+        plan: &BatchPlan,
+        shared: Option<&Array>,
+    ) -> Result<Array, ExecuteError> {
+        let start = Instant::now();
+        let source = Arc::clone(&self.source);
+        let shape = LayerShape::find(&*source, layer)?;
+        shape.check_array("input", plan, input)?;
+        if let Some(shared) = shared {
+            shape.check_array("shared row", plan, shared)?;
+        }
+        shape.check_plan(plan, shared.is_some())?;
+        self.record(plan, layer);
+        let tier = shape.layer.tier.index();
+        let mut forward = self.tiers[tier].begin_array(&shape, plan, input, shared)?;
+        run(&self.manager, layer, plan, self.wave_experts[tier], &mut forward)?;
+        let output = forward.into_array(input, shared)?;
+        self.manager.record_forward(start.elapsed());
+        Ok(output)
+    }
+
+    fn record(&mut self, plan: &BatchPlan, layer: LayerId) {
+        let Ok(index) = self.source.layers().binary_search_by_key(&layer, |each| each.layer) else { return };
+        for job in plan.jobs() {
+            let count = &mut self.usage[index][job.expert.index()];
+            *count = count.saturating_add(job.rows() as u64);
+        }
+    }
+
+    /// Ends the readers. Dropping the executor does the same.
+    ///
+    /// # Errors
+    /// [`CloseError::Leased`] if somebody holds a lease of the manager.
+    pub fn close(self) -> Result<(), CloseError> {
+        self.manager.close()
+    }
+}
+
+/// The safe point, then every wave.
+fn run(
+    manager: &ResidencyManager,
+    layer: LayerId,
+    plan: &BatchPlan,
+    wave_experts: usize,
+    forward: &mut TierForward<'_>,
+) -> Result<(), ExecuteError> {
+    manager.safe_point().map_err(ExecuteError::Pressure)?;
+    run_waves(manager, layer, plan, wave_experts, forward)
 }

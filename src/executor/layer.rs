@@ -1,6 +1,8 @@
 //! What every forward pass checks before any work.
 
 use super::ExecuteError;
+#[cfg(feature = "mlx")]
+use crate::mlx::{self, Array};
 use crate::{
     formats::{ExpertGeometry, SlotLayout},
     ids::LayerId,
@@ -34,28 +36,48 @@ impl<'a> LayerShape<'a> {
         &self.tier.layout
     }
 
-    /// Checks that `plan` routes `rows` rows to experts the layer has, and that no row comes out empty.
-    pub(crate) fn check_plan(&self, plan: &BatchPlan, rows: usize, shared: bool) -> Result<(), ExecuteError> {
-        if plan.rows() != rows {
-            return Err(ExecuteError::Rows { what: "input", plan_rows: plan.rows(), rows });
-        }
+    /// Checks that `plan` asks for experts the layer has, and that no row comes out empty.
+    pub(crate) fn check_plan(&self, plan: &BatchPlan, shared: bool) -> Result<(), ExecuteError> {
         let SparseLayer { layer, experts, .. } = self.layer;
         if let Some(job) = plan.jobs().iter().find(|job| job.expert.0 >= experts) {
             return Err(ExecuteError::Expert { layer, expert: job.expert.0, experts });
         }
-        match (0..rows).find(|&row| !shared && !plan.row_has_experts(row)) {
+        match (0..plan.rows()).find(|&row| !shared && !plan.row_has_experts(row)) {
             Some(row) => Err(ExecuteError::EmptyRow { row }),
             None => Ok(()),
         }
     }
 
-    /// Checks that rows of `width` are what the experts take.
-    pub(crate) fn check_width(&self, what: &'static str, width: usize) -> Result<(), ExecuteError> {
+    /// Checks that `values` values are the plan's rows of the experts' width.
+    pub(crate) fn check_rows(&self, what: &'static str, plan: &BatchPlan, values: usize) -> Result<(), ExecuteError> {
         let hidden = self.geometry().hidden as usize;
-        if width == hidden {
+        if values == plan.rows() * hidden {
             return Ok(());
         }
-        Err(ExecuteError::Width { what, layer: self.layer.layer, width, hidden })
+        if values.is_multiple_of(hidden) {
+            return Err(ExecuteError::Rows { what, plan_rows: plan.rows(), rows: values / hidden });
+        }
+        Err(ExecuteError::Width { what, layer: self.layer.layer, width: values / plan.rows(), hidden })
+    }
+
+    /// Checks that `array` is `[batch, tokens, hidden]` of a float type, batch × tokens being the plan's rows.
+    #[cfg(feature = "mlx")]
+    pub(crate) fn check_array(&self, what: &'static str, plan: &BatchPlan, array: &Array) -> Result<(), ExecuteError> {
+        let &[batch, tokens, width] = array.shape() else {
+            return Err(ExecuteError::Rank { what, shape: array.shape().to_vec() });
+        };
+        let [batch, tokens, width] = [batch, tokens, width].map(|size| usize::try_from(size).unwrap_or(0));
+        let hidden = self.geometry().hidden as usize;
+        if width != hidden {
+            return Err(ExecuteError::Width { what, layer: self.layer.layer, width, hidden });
+        }
+        if mlx::float_type(array).is_none() {
+            return Err(ExecuteError::Dtype { what, dtype: format!("{:?}", array.dtype()) });
+        }
+        if batch * tokens != plan.rows() {
+            return Err(ExecuteError::Rows { what, plan_rows: plan.rows(), rows: batch * tokens });
+        }
+        Ok(())
     }
 }
 

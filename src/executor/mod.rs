@@ -3,11 +3,12 @@
 mod error;
 #[expect(clippy::module_inception, reason = "the module is named after what it does, the file after the type")]
 mod executor;
+mod families;
 mod layer;
 mod options;
 mod wave;
 
-pub use error::{ExecuteError, OpenError};
+pub use error::{ExecuteError, ExecutorOpenError};
 pub use executor::StreamedExpertExecutor;
 pub use options::{ExecutorOptions, Family};
 pub(crate) use layer::LayerShape;

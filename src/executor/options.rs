@@ -1,6 +1,10 @@
 //! How an executor is opened.
 
-use crate::residency::{Budget, ManagerOptions};
+use crate::{
+    compute::host::HostOptions,
+    policy::{CachePolicy, Lru, PolicyScope},
+    residency::{Budget, ManagerOptions},
+};
 
 /// Who computes the experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,13 +16,12 @@ pub enum Family {
     /// This crate's CPU kernels, straight from the slots. Needs nothing.
     #[cfg_attr(not(feature = "mlx"), default)]
     Host,
-    /// [`Family::Stock`] where MLX has a GPU, else [`Family::Host`] where it has a fast path for the geometry, else
-    /// whichever there is.
+    /// [`Family::Stock`] where MLX has a GPU, else [`Family::Host`].
     Auto,
 }
 
 impl Family {
-    /// The family's name in messages and options.
+    /// The family's name in messages and on command lines.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -30,13 +33,24 @@ impl Family {
 }
 
 /// Options of [`StreamedExpertExecutor::open`](crate::StreamedExpertExecutor::open).
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
+#[derive(Clone, Debug)]
 pub struct ExecutorOptions {
     /// What may be held in memory.
     pub budget: Budget,
     /// Who computes. Default: stock with the `mlx` feature, host without.
     pub family: Family,
-    /// Readers and policy.
+    /// Threads and arithmetic of the host family. No effect on the others.
+    pub host: HostOptions,
+    /// How the manager reads. None of it changes a result.
     pub manager: ManagerOptions,
+    /// Makes each tier's cache policy. Default [`Lru::boxed`]. It does not change a result.
+    pub policy: fn(&PolicyScope<'_>) -> Box<dyn CachePolicy>,
+}
+
+impl ExecutorOptions {
+    /// Everything at its default within `budget`.
+    #[must_use]
+    pub fn new(budget: Budget) -> Self {
+        Self { budget, family: Family::default(), host: HostOptions::default(), manager: ManagerOptions::default(), policy: Lru::boxed }
+    }
 }

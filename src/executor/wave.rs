@@ -4,8 +4,9 @@ use super::ExecuteError;
 use crate::{
     compute::Forward,
     ids::{ExpertId, LayerId},
-    residency::{Lease, LoadError, ResidencyManager},
+    residency::{Lease, ResidencyManager},
     routing::{BatchPlan, Job},
+    store::{LoadError, LoadErrors},
 };
 
 /// Runs every wave of `plan`.
@@ -56,7 +57,7 @@ impl<F: Forward> InFlight<'_, F> {
         let (mut landed, mut failed) = (Vec::new(), Vec::new());
         while let Some(miss) = lease.next_ready() {
             match miss {
-                Ok(position) if F::EACH_MISS => self.forward.submit(lease, wave, &[position])?,
+                Ok(position) if self.forward.each_miss() => self.forward.submit(lease, wave, &[position])?,
                 Ok(position) => landed.push(position),
                 Err(error) => failed.push(error),
             }
@@ -75,10 +76,7 @@ impl<F: Forward> InFlight<'_, F> {
             return Err(ExecuteError::Fence { source });
         }
         let released = lease.release();
-        if !failed.is_empty() {
-            return Err(ExecuteError::Load { errors: failed.into() });
-        }
-        released.map_err(ExecuteError::from)
+        LoadErrors::check(failed).and(released).map_err(ExecuteError::Load)
     }
 }
 

@@ -13,8 +13,9 @@
 use std::{ffi::c_void, fmt, ptr::NonNull};
 
 use memmap2::MmapMut;
-use mlx_rs::{Array, DeviceType, Dtype};
+use mlx_rs::{Array, Dtype};
 
+use super::convert::default_device_is_gpu;
 use crate::{
     ids::SlotId,
     memory::{Bank, BankError, BankMemory},
@@ -86,8 +87,7 @@ fn row_major(shape: &[i32]) -> Vec<i64> {
 pub(crate) fn mlx_bank(slots: u32, slot_bytes: u64) -> Result<(Bank, BankArray), BankError> {
     let refuse = |reason: String| BankError::Backend { slots, slot_bytes, reason };
     let bytes = Bank::bytes_with_alignment(slots, slot_bytes)?;
-    let device = mlx_rs::Device::try_default().and_then(|device| device.get_type());
-    let metal = cfg!(target_os = "macos") && matches!(device, Ok(DeviceType::Gpu));
+    let metal = cfg!(target_os = "macos") && default_device_is_gpu();
     let (memory, words) = if metal { wrapped(bytes) } else { owned(bytes) }.map_err(refuse)?;
     let bank = Bank::from_memory(memory, slots, slot_bytes)?;
     let array = BankArray {

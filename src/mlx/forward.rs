@@ -6,7 +6,8 @@ use mlx_rs::{
 };
 
 use super::{
-    MlxError, compose,
+    MlxError,
+    compose::compose,
     stock::{StockRows, StockTier},
 };
 use crate::{
@@ -21,6 +22,7 @@ pub(crate) struct StockForward<'a> {
     tier: &'a StockTier,
     plan: &'a BatchPlan,
     x: Array,
+    shared: Option<Array>,
     /// Pair numbers and expert outputs, in order of submission.
     parts: Vec<(Vec<u32>, Array)>,
     /// How many of `parts` are known to be evaluated.
@@ -33,16 +35,16 @@ impl<'a> StockForward<'a> {
         tier: &'a StockTier,
         plan: &'a BatchPlan,
         x: Array,
-        shared: Option<&Array>,
+        shared: Option<Array>,
     ) -> Result<Self, MlxError> {
-        async_eval(std::iter::once(&x).chain(shared))?;
-        Ok(Self { tier, plan, x, parts: Vec::new(), fenced: 0 })
+        async_eval(std::iter::once(&x).chain(&shared))?;
+        Ok(Self { tier, plan, x, shared, parts: Vec::new(), fenced: 0 })
     }
 
     /// The composed rows `[rows, hidden]` in the input's dtype, as a graph over evaluated expert rows.
-    pub(crate) fn finish(self, shared: Option<&Array>) -> Result<Array, MlxError> {
+    pub(crate) fn finish(self) -> Result<Array, MlxError> {
         debug_assert_eq!(self.fenced, self.parts.len(), "composed before the fence");
-        compose(self.plan, &self.parts, shared, self.tier.hidden(), self.x.dtype())
+        compose(self.plan, &self.parts, self.shared.as_ref(), self.tier.hidden(), self.x.dtype())
     }
 
     fn submit_equal(&mut self, slots: &[SlotId], jobs: &[&Job]) -> Result<(), MlxError> {
@@ -55,7 +57,9 @@ impl<'a> StockForward<'a> {
 }
 
 impl Forward for StockForward<'_> {
-    const EACH_MISS: bool = false;
+    fn each_miss(&self) -> bool {
+        false
+    }
 
     fn submit(&mut self, lease: &Lease, wave: &[Job], positions: &[usize]) -> Result<(), ComputeError> {
         let mut positions = positions.to_vec();

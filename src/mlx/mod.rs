@@ -2,16 +2,19 @@
 
 mod bank;
 mod compose;
-//mod forward;
+mod convert;
+mod forward;
 mod ops;
 mod stock;
 
 pub use mlx_rs::Array;
 
-pub(crate) use bank::{BankArray, mlx_bank};
-pub(crate) use compose::compose;
-//pub(crate) use forward::StockForward;
+pub(crate) use bank::mlx_bank;
+pub(crate) use convert::{
+    array_to_rows, default_device_is_gpu, flatten, float_type, rows_to_array, shape_like, submit,
+};
+pub(crate) use forward::StockForward;
 pub(crate) use stock::StockTier;
 
 /// What MLX answered when it refused an operation.
-pub type MlxError = mlx_rs::error::Exception;
+pub(crate) type MlxError = mlx_rs::error::Exception;

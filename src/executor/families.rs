@@ -1,0 +1,202 @@
+//! Which family computes a tier, and how a pass is begun and ended on it.
+
+use super::{ExecuteError, ExecutorOpenError, Family, LayerShape};
+#[cfg(feature = "mlx")]
+use crate::mlx::{self, Array, StockForward, StockTier};
+use crate::{
+    compute::{
+        ComputeError, Forward,
+        host::{HostFamily, HostForward, HostOptions},
+    },
+    memory::Bank,
+    residency::Lease,
+    routing::{BatchPlan, Job},
+    sources::Tier,
+    sync::Arc,
+};
+
+/// What computes the experts of one tier.
+#[derive(Debug)]
+pub(super) enum TierCompute {
+    #[cfg(feature = "mlx")]
+    Stock(StockTier),
+    Host(Arc<HostFamily>),
+}
+
+/// One pass on a tier's family.
+pub(super) enum TierForward<'a> {
+    #[cfg(feature = "mlx")]
+    Stock(StockForward<'a>),
+    Host(HostForward<'a>),
+}
+
+/// Makes each tier's family; the host family's threads are shared.
+#[derive(Debug)]
+pub(super) struct Families {
+    family: Family,
+    host: Option<Arc<HostFamily>>,
+    host_options: HostOptions,
+}
+
+impl Families {
+    pub(super) fn new(family: Family, host_options: HostOptions) -> Result<Self, ExecutorOpenError> {
+        let family = match family {
+            Family::Auto if cfg!(feature = "mlx") && gpu() => Family::Stock,
+            Family::Auto => Family::Host,
+            Family::Stock if cfg!(not(feature = "mlx")) => {
+                return Err(ExecutorOpenError::FamilyNotBuilt { family: family.name(), feature: "mlx" });
+            }
+            chosen => chosen,
+        };
+        Ok(Self { family, host: None, host_options })
+    }
+
+    /// The family and the bank of one tier of `slots` slots.
+    pub(super) fn tier(&mut self, tier: &Tier, slots: u32) -> Result<(Bank, TierCompute), ExecutorOpenError> {
+        match self.family {
+            #[cfg(feature = "mlx")]
+            Family::Stock => {
+                let (bank, array) = mlx::mlx_bank(slots, tier.layout.slot_bytes())?;
+                let stock = StockTier::new(array, &tier.geometry, &tier.layout).map_err(ComputeError::new)?;
+                Ok((bank, TierCompute::Stock(stock)))
+            }
+            _ => {
+                let bank = Bank::anonymous(slots, tier.layout.slot_bytes())?;
+                Ok((bank, TierCompute::Host(self.host()?)))
+            }
+        }
+    }
+
+    fn host(&mut self) -> Result<Arc<HostFamily>, ExecutorOpenError> {
+        if let Some(host) = &self.host {
+            return Ok(Arc::clone(host));
+        }
+        let host = HostFamily::new(self.host_options.clone()).map_err(ComputeError::new)?;
+        Ok(Arc::clone(self.host.insert(Arc::new(host))))
+    }
+}
+
+#[cfg(feature = "mlx")]
+fn gpu() -> bool {
+    mlx::default_device_is_gpu()
+}
+
+#[cfg(not(feature = "mlx"))]
+const fn gpu() -> bool {
+    false
+}
+
+impl TierCompute {
+    /// The family that computes.
+    pub(super) const fn family(&self) -> Family {
+        match self {
+            #[cfg(feature = "mlx")]
+            Self::Stock(_) => Family::Stock,
+            Self::Host(_) => Family::Host,
+        }
+    }
+
+    /// Begins a pass over rows in host memory.
+    pub(super) fn begin_rows<'a>(
+        &'a self,
+        shape: &LayerShape<'a>,
+        plan: &'a BatchPlan,
+        input: &[f32],
+        shared: Option<&[f32]>,
+    ) -> Result<TierForward<'a>, ExecuteError> {
+        match self {
+            #[cfg(feature = "mlx")]
+            Self::Stock(tier) => {
+                let array = mlx::rows_to_array(input, tier.hidden());
+                let shared = shared.map(|rows| mlx::rows_to_array(rows, tier.hidden()));
+                let forward = StockForward::begin(tier, plan, array, shared).map_err(ComputeError::new)?;
+                Ok(TierForward::Stock(forward))
+            }
+            Self::Host(family) => {
+                let _ = shared;
+                let input = input.to_vec();
+                Ok(TierForward::Host(HostForward::begin(family, shape.geometry(), shape.layout(), plan, input)))
+            }
+        }
+    }
+
+    /// Begins a pass over an MLX array of checked shape and dtype.
+    #[cfg(feature = "mlx")]
+    pub(super) fn begin_array<'a>(
+        &'a self,
+        shape: &LayerShape<'a>,
+        plan: &'a BatchPlan,
+        input: &Array,
+        shared: Option<&Array>,
+    ) -> Result<TierForward<'a>, ExecuteError> {
+        let hidden = shape.geometry().hidden as usize;
+        match self {
+            Self::Stock(tier) => {
+                let rows = mlx::flatten(input, hidden).map_err(ComputeError::new)?;
+                let shared = shared.map(|rows| mlx::flatten(rows, hidden)).transpose().map_err(ComputeError::new)?;
+                let forward = StockForward::begin(tier, plan, rows, shared).map_err(ComputeError::new)?;
+                Ok(TierForward::Stock(forward))
+            }
+            Self::Host(family) => {
+                if let Some(shared) = shared {
+                    mlx::submit(shared).map_err(ComputeError::new)?;
+                }
+                let input = mlx::array_to_rows(input).map_err(ComputeError::new)?;
+                Ok(TierForward::Host(HostForward::begin(family, shape.geometry(), shape.layout(), plan, input)))
+            }
+        }
+    }
+}
+
+impl TierForward<'_> {
+    /// The composed rows in host memory.
+    pub(super) fn into_rows(self, shared: Option<&[f32]>) -> Result<Vec<f32>, ComputeError> {
+        match self {
+            #[cfg(feature = "mlx")]
+            Self::Stock(forward) => {
+                let composed = forward.finish().map_err(ComputeError::new)?;
+                mlx::array_to_rows(&composed).map_err(ComputeError::new)
+            }
+            Self::Host(forward) => Ok(forward.finish(shared)),
+        }
+    }
+
+    /// The composed rows in the shape and dtype of `input`.
+    #[cfg(feature = "mlx")]
+    pub(super) fn into_array(self, input: &Array, shared: Option<&Array>) -> Result<Array, ComputeError> {
+        let composed = match self {
+            Self::Stock(forward) => forward.finish().map_err(ComputeError::new)?,
+            Self::Host(forward) => {
+                let shared = shared.map(mlx::array_to_rows).transpose().map_err(ComputeError::new)?;
+                mlx::rows_to_array(&forward.finish(shared.as_deref()), input.shape().last().copied().unwrap_or(0))
+            }
+        };
+        mlx::shape_like(&composed, input).map_err(ComputeError::new)
+    }
+}
+
+impl Forward for TierForward<'_> {
+    fn each_miss(&self) -> bool {
+        match self {
+            #[cfg(feature = "mlx")]
+            Self::Stock(forward) => forward.each_miss(),
+            Self::Host(forward) => forward.each_miss(),
+        }
+    }
+
+    fn submit(&mut self, lease: &Lease, wave: &[Job], positions: &[usize]) -> Result<(), ComputeError> {
+        match self {
+            #[cfg(feature = "mlx")]
+            Self::Stock(forward) => forward.submit(lease, wave, positions),
+            Self::Host(forward) => forward.submit(lease, wave, positions),
+        }
+    }
+
+    fn fence(&mut self) -> Result<(), ComputeError> {
+        match self {
+            #[cfg(feature = "mlx")]
+            Self::Stock(forward) => forward.fence(),
+            Self::Host(forward) => forward.fence(),
+        }
+    }
+}
