@@ -15,7 +15,7 @@ use clap::Parser;
 use common::{Failure, budget, bytes, family, trace};
 use indicatif::{ProgressBar, ProgressStyle};
 use run::{Outcome, Settings};
-use streamed_experts::{Budget, ExpertKey, ExpertSource, Family, ResidencyPlan, open_source, system};
+use streamed_experts::{Budget, ExpertKey, ExpertSource, Family, MemoryInfo, ResidencyPlan, open_source};
 
 /// Memory that the process may take beyond the budget: its code, MLX and its libraries, activations, read buffers.
 const OVERHEAD_BYTES: u64 = 256 << 20;
@@ -83,7 +83,7 @@ fn demonstrate(args: &Args) -> Result<bool, Failure> {
     drive::drop_cached_pages(&*source);
     let streamed = run::run(&source, &trace, &settings(budget_bytes), "streaming")?;
     // The peak is read before anything else takes memory: the resident run would hide it.
-    let peak_bytes = system::peak_footprint_bytes()?;
+    let peak_bytes = MemoryInfo::measure().peak_footprint_bytes.ok_or("the system does not say how much memory a process takes")?;
     let resident = run::run(&source, &trace, &settings(everything), "resident ")?;
     Ok(summary(&streamed, &resident, raw, peak_bytes, budget_bytes))
 }
