@@ -1,5 +1,7 @@
 //! If these fail, experts are found at the wrong bytes, or in the wrong shape: the model speaks nonsense.
 
+mod shards;
+
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
@@ -313,4 +315,57 @@ fn a_single_file_can_be_opened_for_its_tensors() {
     assert_eq!(tensor.shape, [5, 64]);
     assert_eq!(answers.read("3.out").unwrap().len(), 5 * 64 * 8);
     assert_eq!(answers.files(), 1);
+}
+
+/// Writes a checkpoint of one layer, with its headers and without its data.
+fn write_layer(directory: &Path, block: &str, config: &str, parts: &[(&str, &'static str, Vec<u64>)]) {
+    let tensors: Vec<_> = parts
+        .iter()
+        .map(|(name, dtype, shape)| (format!("model.layers.9.{block}.{name}"), *dtype, shape.clone()))
+        .collect();
+    shards::write_sparse(&directory.join("model-00001-of-00001.safetensors"), &tensors);
+    std::fs::write(directory.join("config.json"), config).unwrap();
+}
+
+#[test]
+fn qwen3_30b_opens_at_its_real_size() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut parts = Vec::new();
+    for (names, rows, columns) in [
+        (["gate_proj.weight", "gate_proj.scales", "gate_proj.biases"], 768, 2048),
+        (["up_proj.weight", "up_proj.scales", "up_proj.biases"], 768, 2048),
+        (["down_proj.weight", "down_proj.scales", "down_proj.biases"], 2048, 768),
+    ] {
+        parts.push((names[0], "U32", vec![128, rows, columns / 8]));
+        parts.push((names[1], "BF16", vec![128, rows, columns / 64]));
+        parts.push((names[2], "BF16", vec![128, rows, columns / 64]));
+    }
+    let config = r#"{"quantization":{"group_size":64,"bits":4},"num_experts":128}"#;
+    write_layer(directory.path(), "mlp.switch_mlp", config, &parts);
+    let source = open_source(directory.path()).unwrap();
+    assert_eq!(source.tiers()[0].layout.record_bytes(), 2_654_208);
+    assert_eq!(source.segments(key(9, 127)).unwrap().len(), 9);
+}
+
+#[test]
+fn gpt_oss_120b_opens_at_its_real_size() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut parts = Vec::new();
+    for names in [
+        ["gate_proj.weight", "gate_proj.scales", "gate_proj.bias"],
+        ["up_proj.weight", "up_proj.scales", "up_proj.bias"],
+        ["down_proj.weight", "down_proj.scales", "down_proj.bias"],
+    ] {
+        parts.push((names[0], "U32", vec![128, 2880, 360]));
+        parts.push((names[1], "U8", vec![128, 2880, 90]));
+        parts.push((names[2], "BF16", vec![128, 2880]));
+    }
+    let config = r#"{"model_type":"gpt_oss","swiglu_limit":7.0,"hidden_act":"silu","num_local_experts":128,
+        "quantization":{"group_size":32,"bits":4,"mode":"mxfp4"}}"#;
+    write_layer(directory.path(), "mlp.experts", config, &parts);
+    let source = open_source(directory.path()).unwrap();
+    assert_eq!(source.tiers()[0].geometry.quantisation, [Quantisation::Mxfp4; 3]);
+    let expert_bytes = 3 * (2880 * 360 * 4 + 2880 * 90 + 2880 * 2);
+    assert_eq!(source.tiers()[0].layout.record_bytes(), expert_bytes);
+    assert_eq!(source.segments(key(9, 127)).unwrap().len(), 9);
 }

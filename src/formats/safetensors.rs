@@ -67,7 +67,8 @@ pub(crate) fn header_bytes(path: &Path, prefix: [u8; 8], file_bytes: u64) -> Res
 
 /// The tensors that `header` (the JSON alone) declares in a file of `file_bytes`, in file order.
 ///
-/// Names are unique, ranges do not overlap, lie inside the file, and hold exactly shape × element type.
+/// Names are unique, ranges do not overlap, lie inside the file, and hold exactly shape × element type. Bytes that belong to
+/// no tensor are allowed: they do no harm.
 ///
 /// # Errors
 /// A header that breaks any of this.
@@ -126,11 +127,9 @@ fn checked_tensor(
     let Some(len_bytes) = end_bytes.checked_sub(start_bytes) else {
         return Err(HeaderError::Backwards { path: path.into(), tensor: name, start_bytes, end_bytes });
     };
-    let needed_bits = shape
-        .iter()
-        .try_fold(1u64, |product, &side| product.checked_mul(side as u64))
-        .and_then(|elements| elements.checked_mul(dtype.bitsize() as u64));
-    if needed_bits.is_none_or(|bits| len_bytes.checked_mul(8) != Some(bits)) {
+    let elements = shape.iter().try_fold(1u64, |product, &side| product.checked_mul(side as u64));
+    let needed_bits = elements.map(|elements| u128::from(elements) * dtype.bitsize() as u128);
+    if needed_bits != Some(u128::from(len_bytes) * 8) {
         return Err(HeaderError::Size { path: path.into(), tensor: name, dtype, shape, len_bytes });
     }
     match data_start.checked_add(end_bytes) {

@@ -93,7 +93,7 @@ fn read_layers(index: &TensorIndex, config: &ModelConfig) -> Result<ExpertTable,
         }
         let tier = table.tier(layer.layer, geometry)?;
         let layout = table.tiers()[tier.index()].layout.clone();
-        table.begin_layer(layer.layer, tier, experts);
+        table.begin_layer(layer.layer, tier, experts)?;
         for expert in 0..experts {
             table.push_expert(reads(layer, &layout, expert));
         }

@@ -179,7 +179,7 @@ impl<'a> Container<'a> {
             }
             let tier = table.tier(layer.layer, geometry)?;
             let layout = table.tiers()[tier.index()].layout.clone();
-            table.begin_layer(layer.layer, tier, experts);
+            table.begin_layer(layer.layer, tier, experts)?;
             for expert in 0..experts {
                 let reads = reads(layer, &layout, expert);
                 assert!(reads.len() <= MAX_COLIBRI_SEGMENTS, "{} reads for one expert", reads.len());

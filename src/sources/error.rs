@@ -204,6 +204,16 @@ pub enum SourceError {
         /// The limit.
         limit: usize,
     },
+    /// More experts than any model has.
+    #[error("with {layer} there would be {experts} experts in all, and {limit} is the limit")]
+    TooManyExperts {
+        /// The layer that has too many.
+        layer: LayerId,
+        /// How many there would be.
+        experts: usize,
+        /// The limit.
+        limit: usize,
+    },
     /// A tensor that an expert needs and lacks.
     #[error("{layer} lacks tensor {tensor}; fetch every file of the model")]
     TensorMissing {

@@ -84,6 +84,16 @@ pub trait ExpertSource: Send + Sync + fmt::Debug {
 /// Opens a directory as what it holds: an [`MlxCheckpoint`] if it has `model*.safetensors`, a [`Colibri`] container if it
 /// has `out-*.safetensors`. `Arc::from` shares it.
 ///
+/// ```no_run
+/// use std::sync::Arc;
+/// use streamed_experts::{ExpertSource, open_source};
+///
+/// let source: Arc<dyn ExpertSource> = open_source("Qwen3-30B-A3B-4bit")?.into();
+/// let read_bytes: u64 = source.tiers().iter().map(|tier| tier.layout.record_bytes()).sum();
+/// println!("{} layers with experts, {read_bytes} B for one of each shape", source.layers().len());
+/// # Ok::<(), streamed_experts::SourceError>(())
+/// ```
+///
 /// # Errors
 /// A directory that cannot be read, or that holds neither or both; then what the source's own `open` refuses.
 pub fn open_source(directory: impl AsRef<Path>) -> Result<Box<dyn ExpertSource>, SourceError> {

@@ -1,5 +1,7 @@
 //! The answers of a source: tiers, layers, and the reads of every expert in one flat list.
 
+use std::fmt;
+
 use super::{Segment, SparseLayer, Tier, error::SourceError};
 use crate::{
     formats::{ExpertGeometry, GeometryError, SlotLayout},
@@ -12,19 +14,34 @@ pub(super) const MAX_SEGMENTS: usize = 12;
 /// Tiers that a model may have. Each has a bank of its own.
 const MAX_TIERS: usize = 256;
 
+/// Experts that a model may have in all its layers together (GLM-5.2: 19,456).
+const MAX_EXPERTS_IN_ALL: usize = 1 << 18;
+
 /// Tiers, layers and reads, filled once while a source is opened.
 ///
 /// # Invariants
 /// 1. `layers` ascend; `first_experts` has one entry per layer: the position of its expert 0 among all experts.
 /// 2. `starts` has one entry more than there are experts; expert n's reads are `segments[starts[n]..starts[n + 1]]`.
 /// 3. The reads of an expert do not overlap in the slot and cover exactly the components of its tier's layout.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct ExpertTable {
     tiers: Vec<Tier>,
     layers: Vec<SparseLayer>,
     first_experts: Vec<usize>,
     segments: Vec<Segment>,
     starts: Vec<u32>,
+}
+
+/// Counts instead of contents: a model has tens of thousands of reads.
+impl fmt::Debug for ExpertTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExpertTable")
+            .field("tiers", &self.tiers.len())
+            .field("layers", &self.layers.len())
+            .field("experts", &self.starts.len().saturating_sub(1))
+            .field("segments", &self.segments.len())
+            .finish()
+    }
 }
 
 impl ExpertTable {
@@ -49,13 +66,27 @@ impl ExpertTable {
     }
 
     /// Begins a layer; its experts follow in order.
-    pub(super) fn begin_layer(&mut self, layer: LayerId, tier: TierId, experts: u32) {
+    ///
+    /// # Errors
+    /// More experts than any model has.
+    pub(super) fn begin_layer(
+        &mut self,
+        layer: LayerId,
+        tier: TierId,
+        experts: u32,
+    ) -> Result<(), SourceError> {
         assert!(self.layers.last().is_none_or(|last| last.layer < layer), "{layer} out of order");
         if self.starts.is_empty() {
             self.starts.push(0);
         }
-        self.first_experts.push(self.starts.len() - 1);
+        let first_expert = self.starts.len() - 1;
+        let in_all = first_expert + experts as usize;
+        if in_all > MAX_EXPERTS_IN_ALL {
+            return Err(SourceError::TooManyExperts { layer, experts: in_all, limit: MAX_EXPERTS_IN_ALL });
+        }
+        self.first_experts.push(first_expert);
         self.layers.push(SparseLayer { layer, tier, experts });
+        Ok(())
     }
 
     /// Adds the next expert of the layer begun last: one read per component, in any order.
@@ -76,7 +107,8 @@ impl ExpertTable {
         assert!(own.len() <= MAX_SEGMENTS, "{} reads for one expert", own.len());
         let covered: u64 = own.iter().map(|read| read.len_bytes).sum();
         assert_eq!(covered, self.tiers[tier.index()].layout.record_bytes(), "reads cover the expert");
-        self.starts.push(u32::try_from(self.segments.len()).expect("layers × experts × reads are bounded"));
+        self.starts
+            .push(u32::try_from(self.segments.len()).expect("at most MAX_EXPERTS_IN_ALL × MAX_SEGMENTS"));
     }
 
     /// The geometries.
