@@ -1,3 +1,7 @@
 //! Kernel families, and the scalar oracle that all of them are checked against.
 
+mod forward;
 pub mod oracle;
+
+pub use forward::ComputeError;
+pub(crate) use forward::Forward;
