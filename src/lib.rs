@@ -22,13 +22,20 @@ pub use formats::{
     Part, Projection, ProjectionGeometry, Quantisation, SlotLayout, decode_floats, dequantise_row,
 };
 pub use ids::{ExpertId, ExpertKey, FileId, Generation, LayerId, SlotId, SlotRef, TierId};
-pub use memory::{Bank, BankError, BankMemory, SLOT_ALIGNMENT_BYTES};
+pub use memory::{Bank, BankError, BankMemory, MemoryInfo, SLOT_ALIGNMENT_BYTES};
+pub use policy::{CachePolicy, Evictable, ExpertNumbering, Lru, PolicyLayer, PolicyScope, Verdict};
+pub use residency::{
+    Budget, CancelToken, CloseError, LayerPlan, Lease, LeaseError, ManagerOptions, NotReady, OpenError,
+    PlanError, PolicyCounts, PressureError, ReadCounts, ReleaseFailure, RequestCounts, ResidencyManager,
+    ResidencyPlan, SafePoint, SlotCounts, TelemetrySnapshot, TierNeed, TierPlan, Times,
+};
 pub use routing::{BatchPlan, ExpertUse, Job, NoAuxTc, RankedPair, RouteError, Router, RouterError, Routes};
 pub use safetensors::Dtype;
 pub use sources::{
     Colibri, ColibriOptions, ExpertSource, MlxCheckpoint, Segment, SourceError, SparseLayer, Tensor,
     TensorError, TensorIndex, Tier, open_source,
 };
+pub use store::{LoadError, LoadErrors};
 
 /// The MLX bindings this crate was built with: `links = "mlx"` allows one version in a program, so use this one.
 #[cfg(feature = "mlx")]

@@ -8,9 +8,7 @@ mod pass;
 
 use fixture::Fixture;
 use pass::{FAMILIES, Setting, cases, fixtures, open, relative_error, smallest_budget, source, whole_budget};
-use streamed_experts::{
-    Budget, ExecutorOptions, ExpertId, ExpertKey, LayerId, StreamedExpertExecutor,
-};
+use streamed_experts::{Budget, ExecutorOptions, ExpertId, ExpertKey, LayerId, StreamedExpertExecutor};
 
 #[test]
 fn every_source_gives_its_answers_in_f32() {
@@ -25,7 +23,9 @@ fn every_source_gives_its_answers_in_f32() {
                 let rows = executor.execute_rows(case.layer, &case.repeated(), &case.alone, None).unwrap();
                 let error = relative_error(&rows, &case.expert_rows);
                 assert!(error <= 1e-5, "{name} {} {family:?} expert rows: {error:.1e}", case.layer);
-                let out = executor.execute_rows(case.layer, &case.input, &case.plan, case.shared.as_deref()).unwrap();
+                let out = executor
+                    .execute_rows(case.layer, &case.input, &case.plan, case.shared.as_deref())
+                    .unwrap();
                 let error = relative_error(&out, &case.output);
                 assert!(error <= 1e-5, "{name} {} {family:?} output: {error:.1e}", case.layer);
             }
@@ -41,7 +41,8 @@ fn bits(name: &str, setting: &Setting) -> Vec<Vec<u32>> {
     let mut outputs = Vec::new();
     for _ in 0..2 {
         for case in cases(&fixture) {
-            let out = executor.execute_rows(case.layer, &case.input, &case.plan, case.shared.as_deref()).unwrap();
+            let out =
+                executor.execute_rows(case.layer, &case.input, &case.plan, case.shared.as_deref()).unwrap();
             outputs.push(out.iter().map(|value| value.to_bits()).collect());
         }
     }
@@ -63,7 +64,10 @@ fn where_an_expert_lives_does_not_change_one_bit() {
                 for readers in [1, 4] {
                     let budget_bytes = smallest_budget(&*source, working);
                     let streamed = bits(&name, &Setting { family, budget_bytes, working, readers });
-                    assert_eq!(streamed, resident, "{name} {family:?}, waves of {working}, {readers} readers");
+                    assert_eq!(
+                        streamed, resident,
+                        "{name} {family:?}, waves of {working}, {readers} readers"
+                    );
                 }
             }
         }
@@ -98,7 +102,8 @@ fn uses_are_counted_before_experts_are_deduplicated() {
     let name = "qwen3_moe-affine4-g64-bf16";
     let (fixture, source) = (Fixture::open(name), source(name));
     let family = FAMILIES[0];
-    let mut executor = open(&source, &Setting { family, budget_bytes: whole_budget(&*source), working: 64, readers: 2 });
+    let mut executor =
+        open(&source, &Setting { family, budget_bytes: whole_budget(&*source), working: 64, readers: 2 });
     let case = &cases(&fixture)[0];
     for _ in 0..3 {
         executor.execute_rows(case.layer, &case.input, &case.plan, None).unwrap();
@@ -119,11 +124,7 @@ fn pinned_experts_are_loaded_at_open_and_stay() {
     for &family in FAMILIES {
         let pinned = vec![ExpertKey::new(LayerId(1), ExpertId(5)), ExpertKey::new(LayerId(0), ExpertId(2))];
         let budget_bytes = smallest_budget(&*source, 1) + 2 * source.tiers()[0].layout.slot_bytes();
-        let budget = Budget {
-            working_slots: 1,
-            pinned: pinned.clone(),
-            ..Budget::new(budget_bytes)
-        };
+        let budget = Budget { working_slots: 1, pinned: pinned.clone(), ..Budget::new(budget_bytes) };
         let options = ExecutorOptions { family, ..ExecutorOptions::new(budget) };
         let mut executor = StreamedExpertExecutor::open(source.clone(), &options).unwrap();
         assert!(pinned.iter().all(|&key| executor.manager().is_resident(key)));
@@ -147,7 +148,9 @@ fn memory_pressure_between_forwards_changes_speed_alone() {
         for limit in limits {
             executor.manager().set_resident_limit_bytes(limit);
             for (case, expected) in cases(&fixture).iter().zip(&expected) {
-                let out = executor.execute_rows(case.layer, &case.input, &case.plan, case.shared.as_deref()).unwrap();
+                let out = executor
+                    .execute_rows(case.layer, &case.input, &case.plan, case.shared.as_deref())
+                    .unwrap();
                 let out: Vec<u32> = out.iter().map(|value| value.to_bits()).collect();
                 assert_eq!(&out, expected, "{family:?} with the resident part limited to {limit:?}");
             }
@@ -161,10 +164,7 @@ fn memory_pressure_between_forwards_changes_speed_alone() {
 fn a_family_that_is_not_in_the_build_says_what_to_build_with() {
     let source = source("qwen3_moe-affine4-g64-bf16");
     let budget = Budget::new(whole_budget(&*source));
-    let options = ExecutorOptions {
-        family: streamed_experts::Family::Stock,
-        ..ExecutorOptions::new(budget)
-    };
+    let options = ExecutorOptions { family: streamed_experts::Family::Stock, ..ExecutorOptions::new(budget) };
     let error = StreamedExpertExecutor::open(source, &options).unwrap_err().to_string();
     assert_eq!(error, "the stock family is not in this build; it needs the feature `mlx`");
 }

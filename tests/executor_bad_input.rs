@@ -33,7 +33,12 @@ fn still_works(executor: &mut StreamedExpertExecutor, case: &LayerCase) {
 }
 
 /// The message of a call on layer 0 that must fail.
-fn refused(executor: &mut StreamedExpertExecutor, input: &[f32], plan: &BatchPlan, shared: Option<&[f32]>) -> String {
+fn refused(
+    executor: &mut StreamedExpertExecutor,
+    input: &[f32],
+    plan: &BatchPlan,
+    shared: Option<&[f32]>,
+) -> String {
     executor.execute_rows(LayerId(0), input, plan, shared).unwrap_err().to_string()
 }
 
@@ -55,7 +60,8 @@ fn a_plan_with_more_or_fewer_rows_than_the_input_is_refused() {
     for mut executor in executors() {
         let message = refused(&mut executor, &case.input[128..], &case.plan, None);
         assert_eq!(message, "the plan routes 5 rows, but the input has 4");
-        let message = refused(&mut executor, &[&case.input[..], &case.input[..128]].concat(), &case.plan, None);
+        let message =
+            refused(&mut executor, &[&case.input[..], &case.input[..128]].concat(), &case.plan, None);
         assert_eq!(message, "the plan routes 5 rows, but the input has 6");
         let message = refused(&mut executor, &[], &case.plan, None);
         assert_eq!(message, "the plan routes 5 rows, but the input has 0");
@@ -79,7 +85,8 @@ fn an_expert_that_the_layer_does_not_have_is_refused() {
 fn a_layer_without_experts_is_refused_with_those_that_have_some() {
     let case = first_case();
     for mut executor in executors() {
-        let message = executor.execute_rows(LayerId(7), &case.input, &case.plan, None).unwrap_err().to_string();
+        let message =
+            executor.execute_rows(LayerId(7), &case.input, &case.plan, None).unwrap_err().to_string();
         assert_eq!(message, "L7 has no routed experts in this source; the layers that have are L0 to L1");
         still_works(&mut executor, &case);
     }
@@ -119,7 +126,12 @@ mod arrays {
 
     use super::*;
 
-    fn refused(executor: &mut StreamedExpertExecutor, case: &LayerCase, input: &Array, shared: Option<&Array>) -> String {
+    fn refused(
+        executor: &mut StreamedExpertExecutor,
+        case: &LayerCase,
+        input: &Array,
+        shared: Option<&Array>,
+    ) -> String {
         executor.execute(case.layer, input, &case.plan, shared).unwrap_err().to_string()
     }
 

@@ -35,13 +35,21 @@ fn values(array: &Array) -> Vec<f32> {
 }
 
 /// One part of an affine expert as an MLX array of its own.
-fn part(slot: &[u8], layout: &SlotLayout, projection: Projection, part: Part, rows: i32, kind: FloatType) -> Array {
+fn part(
+    slot: &[u8],
+    layout: &SlotLayout,
+    projection: Projection,
+    part: Part,
+    rows: i32,
+    kind: FloatType,
+) -> Array {
     let range = layout.range(projection, part).unwrap();
     let bytes = &slot[range.start as usize..range.end as usize];
     let pairs = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
     match (part, kind) {
         (Part::Weight, _) => {
-            let words: Vec<u32> = bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect();
+            let words: Vec<u32> =
+                bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect();
             Array::from_slice(&words, &[rows, words.len() as i32 / rows])
         }
         (_, FloatType::F16) => {
@@ -96,7 +104,11 @@ fn half_precision_equals_mlxs_own_products_bit_for_bit() {
                 let expert = case.alone.row(row).next().unwrap().expert;
                 let x = array(&rows[row * case.hidden..][..case.hidden], case.hidden, dtype);
                 let theirs = mlx_alone(&fixture, case.layer.0, expert.0, &x).as_dtype(dtype).unwrap();
-                assert_eq!(ours[row * case.hidden..][..case.hidden], values(&theirs), "{name} row {row} {expert}");
+                assert_eq!(
+                    ours[row * case.hidden..][..case.hidden],
+                    values(&theirs),
+                    "{name} row {row} {expert}"
+                );
             }
         }
     }
@@ -128,7 +140,8 @@ fn batches_keep_their_shape_and_a_lazy_shared_row_is_added() {
         let shape = [2, rows / 2, case.hidden as i32];
         assert_eq!(rows % 2, 0);
         let input = Array::from_slice(&case.input, &shape);
-        let half = Array::from_slice(case.shared.as_ref().unwrap(), &shape).multiply(Array::from_f32(0.5)).unwrap();
+        let half =
+            Array::from_slice(case.shared.as_ref().unwrap(), &shape).multiply(Array::from_f32(0.5)).unwrap();
         let shared = half.add(&half).unwrap();
         let out = executor.execute(case.layer, &input, &case.plan, Some(&shared)).unwrap();
         assert_eq!(out.shape(), shape);

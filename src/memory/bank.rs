@@ -23,6 +23,13 @@ pub unsafe trait BankMemory: Send + Sync + fmt::Debug {
     fn base(&self) -> NonNull<u8>;
     /// How many bytes.
     fn len_bytes(&self) -> usize;
+    /// Whether pages of it may be given back to the system and touched again later, by `madvise`.
+    ///
+    /// Only private anonymous memory that nothing has pinned or registered may answer `true`. Default: `false`, and then
+    /// memory pressure takes slots out of use without giving their memory back.
+    fn can_release_pages(&self) -> bool {
+        false
+    }
 }
 
 /// Page-aligned slots of one size in one allocation.
@@ -165,8 +172,11 @@ impl Bank {
     /// As [`Bank::slot_mut`].
     ///
     /// # Errors
-    /// What the system answers. The slot stays usable.
+    /// What the system answers; `Unsupported` if the memory does not allow it. The slot stays usable.
     pub unsafe fn release_memory(&self, slot: SlotId) -> std::io::Result<()> {
+        if !self.memory.can_release_pages() {
+            return Err(std::io::ErrorKind::Unsupported.into());
+        }
         // SAFETY: the caller has the slot for itself.
         let bytes = unsafe { self.slot_mut(slot) };
         os::release_pages(bytes)
@@ -200,6 +210,10 @@ unsafe impl BankMemory for Anonymous {
 
     fn len_bytes(&self) -> usize {
         self.map.len()
+    }
+
+    fn can_release_pages(&self) -> bool {
+        true
     }
 }
 

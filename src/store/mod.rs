@@ -1,1 +1,10 @@
-//! (see the crate docs)
+//! The store: a pool of readers that fill slots from a source. It knows nothing of leases or policies.
+
+mod error;
+mod pool;
+mod queue;
+mod read;
+
+pub use error::{LoadError, LoadErrors};
+pub(crate) use pool::{Landing, Load, LoadSink, ReaderPool};
+pub(crate) use read::ReadTally;

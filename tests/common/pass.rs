@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use streamed_experts::{
-    BatchPlan, Budget, Colibri, ColibriOptions, ExecutorOptions, ExpertSource, Family, LayerId, ResidencyPlan,
-    Routes, StreamedExpertExecutor, open_source,
+    BatchPlan, Budget, Colibri, ColibriOptions, ExecutorOptions, ExpertSource, Family, LayerId,
+    ResidencyPlan, Routes, StreamedExpertExecutor, open_source,
 };
 
 use crate::fixture::{self, Fixture};
@@ -66,11 +66,13 @@ fn case(fixture: &Fixture, layer: u32) -> LayerCase {
         fixture.answer(layer, "weights").f32s()
     } else {
         let routed = fixture.router(layer).route(&fixture.logits(layer), rows).unwrap();
-        let weight = |pair: usize| routed.row(pair / ranks).find(|(expert, _)| expert.0 == indices[pair]).unwrap().1;
+        let weight =
+            |pair: usize| routed.row(pair / ranks).find(|(expert, _)| expert.0 == indices[pair]).unwrap().1;
         (0..indices.len()).map(weight).collect()
     };
     let plan = |rows, ranks, weights: &[f32]| {
-        BatchPlan::new(&Routes::from_top_k(rows, ranks, &indices, weights, experts).unwrap(), experts).unwrap()
+        BatchPlan::new(&Routes::from_top_k(rows, ranks, &indices, weights, experts).unwrap(), experts)
+            .unwrap()
     };
     LayerCase {
         layer: LayerId(layer),
@@ -96,7 +98,8 @@ impl LayerCase {
 pub(crate) fn smallest_budget(source: &dyn ExpertSource, working: u32) -> u64 {
     let tiers = source.tiers().iter().enumerate().map(|(tier, shape)| {
         let layers = source.layers().iter().filter(|layer| layer.tier.index() == tier);
-        let (count, most) = layers.fold((0u64, 0), |(count, most), layer| (count + 1, layer.experts.max(most)));
+        let (count, most) =
+            layers.fold((0u64, 0), |(count, most), layer| (count + 1, layer.experts.max(most)));
         shape.layout.slot_bytes() * (u64::from(most.min(working)) + count)
     });
     let bytes = tiers.sum();
@@ -108,7 +111,9 @@ pub(crate) fn smallest_budget(source: &dyn ExpertSource, working: u32) -> u64 {
 /// A budget that holds every expert.
 pub(crate) fn whole_budget(source: &dyn ExpertSource) -> u64 {
     let layers = source.layers().iter();
-    layers.map(|layer| source.tiers()[layer.tier.index()].layout.slot_bytes() * u64::from(2 * layer.experts)).sum()
+    layers
+        .map(|layer| source.tiers()[layer.tier.index()].layout.slot_bytes() * u64::from(2 * layer.experts))
+        .sum()
 }
 
 pub(crate) struct Setting {

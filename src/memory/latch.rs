@@ -1,0 +1,197 @@
+//! Who may touch the bytes of a slot: one loader, or any number of readers.
+//!
+//! The slot table decides which slot is loaded or leased. This file does not trust it: each slot has a latch, and a
+//! table that is wrong panics here instead of letting a reader see a slot change.
+//!
+//! # Soundness
+//! *Type*, *initialisation*: plain bytes, initialised, by the bank's invariants 1 and 2. *Lifetime*: bytes are borrowed
+//! from the bank and from a right, invariant 3. *Bounds*: the bank checks the slot number. *Threads*: invariants 1 and
+//! 2 exclude a writer beside anyone else; work that reads a slot through the bank's own pointer (a device) is covered
+//! by the contract of the bank's `unsafe` methods.
+#![allow(unsafe_code)]
+
+use std::fmt;
+
+use super::bank::Bank;
+use crate::{
+    ids::SlotId,
+    sync::atomic::{
+        AtomicU32, AtomicU64,
+        Ordering::{Acquire, Relaxed, Release},
+    },
+};
+
+/// The latch of a slot that is being filled. Every other value counts rights to read.
+const FILLING: u32 = u32::MAX;
+
+/// What a freed slot holds in debug builds until it is filled again, so that stale use shows.
+const POISON: u8 = 0xA5;
+
+/// A bank with one latch per slot.
+///
+/// # Invariants
+/// 1. A latch is [`FILLING`] exactly while one [`Filling`] of its slot exists; otherwise it is the number of
+///    [`ReadRight`]s made for the slot and not given back. A right that is dropped counts for ever.
+/// 2. A right names its bank by `id`, which no other bank of the process has.
+/// 3. Bytes are handed out only against a borrow of the bank and of a right or a `Filling`, and giving either back
+///    consumes it.
+pub(crate) struct LatchedBank {
+    bank: Bank,
+    latches: Box<[AtomicU32]>,
+    id: u64,
+}
+
+impl fmt::Debug for LatchedBank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.bank.fmt(f)
+    }
+}
+
+/// The right to read one slot until it is given back. Dropping it loses the slot, never the bytes.
+#[derive(Debug)]
+#[must_use = "a right that is dropped keeps its slot for ever"]
+pub(crate) struct ReadRight {
+    bank: u64,
+    slot: SlotId,
+}
+
+/// The right to write one slot. Dropping it ends the filling.
+#[derive(Debug)]
+pub(crate) struct Filling<'a> {
+    bank: &'a LatchedBank,
+    slot: SlotId,
+}
+
+impl LatchedBank {
+    pub(crate) fn new(bank: Bank) -> Self {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let latches = (0..bank.slots()).map(|_| AtomicU32::new(0)).collect();
+        Self { bank, latches, id: NEXT_ID.fetch_add(1, Relaxed) }
+    }
+
+    pub(crate) const fn bank(&self) -> &Bank {
+        &self.bank
+    }
+
+    /// A right to read `slot`.
+    ///
+    /// # Panics
+    /// If the slot is being filled: a bug of the slot table.
+    pub(crate) fn share(&self, slot: SlotId) -> ReadRight {
+        // Acquire pairs with the Release of a filling's end: the bytes it wrote are visible.
+        let shared =
+            self.latches[slot.index()].fetch_update(Acquire, Relaxed, |n| (n < FILLING - 1).then(|| n + 1));
+        assert!(shared.is_ok(), "{slot} is leased while it is being filled");
+        ReadRight { bank: self.id, slot }
+    }
+
+    /// Gives a right back.
+    pub(crate) fn unshare(&self, right: ReadRight) {
+        assert_eq!(right.bank, self.id, "a right of another bank");
+        // Release pairs with the Acquire of `fill`: reads under the right are over before the slot is written.
+        self.latches[right.slot.index()].fetch_sub(1, Release);
+    }
+
+    /// The bytes of the slot of `right`.
+    pub(crate) fn bytes<'a>(&'a self, right: &'a ReadRight) -> &'a [u8] {
+        assert_eq!(right.bank, self.id, "a right of another bank");
+        // SAFETY: `right` is of this bank by invariant 2 and not given back while it is borrowed (3), so that the latch
+        // counts it and no `Filling` of the slot exists (1).
+        unsafe { self.bank.slot(right.slot) }
+    }
+
+    /// The right to write `slot`.
+    ///
+    /// # Panics
+    /// If somebody reads or fills it: a bug of the slot table.
+    pub(crate) fn fill(&self, slot: SlotId) -> Filling<'_> {
+        // Acquire pairs with the Release of `unshare` and of a filling's end.
+        let taken = self.latches[slot.index()].compare_exchange(0, FILLING, Acquire, Relaxed);
+        assert!(taken.is_ok(), "{slot} is refilled while it is leased or being filled");
+        Filling { bank: self, slot }
+    }
+}
+
+impl Filling<'_> {
+    /// The bytes of the slot.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: by invariant 1 this is the only filling of the slot and nobody has a right to read it; `&mut self`
+        // makes this the only borrow.
+        unsafe { self.bank.bank.slot_mut(self.slot) }
+    }
+
+    /// Overwrites the slot with a pattern, in debug builds.
+    pub(crate) fn poison(&mut self) {
+        if cfg!(debug_assertions) {
+            self.bytes().fill(POISON);
+        }
+    }
+
+    /// Gives the memory of the slot back to the system.
+    pub(crate) fn release_memory(self) -> std::io::Result<()> {
+        // SAFETY: as for `bytes`: nobody else reads or writes the slot.
+        unsafe { self.bank.bank.release_memory(self.slot) }
+    }
+}
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        // Release pairs with the Acquire of `share` and `fill`.
+        self.bank.latches[self.slot.index()].store(0, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::SLOT_ALIGNMENT_BYTES;
+
+    fn bank() -> LatchedBank {
+        LatchedBank::new(Bank::anonymous(2, SLOT_ALIGNMENT_BYTES).unwrap())
+    }
+
+    #[test]
+    fn a_slot_can_be_filled_then_read_by_several_then_filled_again() {
+        let bank = bank();
+        bank.fill(SlotId(1)).bytes().fill(7);
+        let (a, b) = (bank.share(SlotId(1)), bank.share(SlotId(1)));
+        assert!(bank.bytes(&a).iter().chain(bank.bytes(&b)).all(|&byte| byte == 7));
+        bank.unshare(a);
+        bank.unshare(b);
+        bank.fill(SlotId(1)).poison();
+        let right = bank.share(SlotId(1));
+        assert!(bank.bytes(&right).iter().all(|&byte| byte == POISON));
+    }
+
+    #[test]
+    #[should_panic(expected = "S0 is refilled while it is leased or being filled")]
+    fn a_leased_slot_cannot_be_filled() {
+        let bank = bank();
+        let _right = bank.share(SlotId(0));
+        let _ = bank.fill(SlotId(0));
+    }
+
+    #[test]
+    #[should_panic(expected = "S0 is leased while it is being filled")]
+    fn a_slot_in_filling_cannot_be_leased() {
+        let bank = bank();
+        let _filling = bank.fill(SlotId(0));
+        let _ = bank.share(SlotId(0));
+    }
+
+    #[test]
+    #[should_panic(expected = "S0 is refilled while it is leased or being filled")]
+    fn a_dropped_right_keeps_its_slot_for_ever() {
+        let bank = bank();
+        drop(bank.share(SlotId(0)));
+        bank.fill(SlotId(0)).poison();
+    }
+
+    #[test]
+    #[should_panic(expected = "a right of another bank")]
+    fn a_right_is_worth_nothing_at_another_bank() {
+        let (one, other) = (bank(), bank());
+        let right = one.share(SlotId(0));
+        let _ = other.bytes(&right);
+    }
+}

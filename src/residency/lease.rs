@@ -1,0 +1,303 @@
+//! The right to read some slots until it is released.
+
+use std::time::{Duration, Instant};
+
+use super::{
+    cancel::CancelToken,
+    manager::{Inner, LayerPlace},
+    table::SlotState,
+};
+use crate::{
+    ids::{ExpertId, ExpertKey, LayerId, SlotRef, TierId},
+    memory::ReadRight,
+    store::{Load, LoadError, LoadErrors},
+    sync::{Arc, Condvar, lock, wait},
+};
+
+/// Experts of one layer, held in their slots.
+///
+/// Positions are those of the request: 0 is the first expert that was asked for. A *hit* was in memory when the request
+/// was admitted; every other position is a *miss*, and is read when [`Lease::read_misses`] is called. While a lease
+/// lives, nothing evicts or overwrites its slots, so that a device may read them by slot number.
+///
+/// A lease may be sent to another thread, and shared to read bytes. Dropping it releases it and forgets errors that
+/// were not told; a lease whose slots a device may still read must be [leaked](Lease::leak) instead.
+#[must_use = "experts are held as long as the lease lives; release it when nothing reads its slots any more"]
+#[derive(Debug)]
+pub struct Lease {
+    pub(super) inner: Arc<Inner>,
+    pub(super) place: LayerPlace,
+    pub(super) record: usize,
+    pub(super) entries: Vec<Entry>,
+    pub(super) waited: Duration,
+    pub(super) held: bool,
+    wake: Arc<Condvar>,
+    token: Option<CancelToken>,
+    /// Misses whose end has not been told.
+    pending: usize,
+    submitted: bool,
+    cancelled: bool,
+}
+
+/// One expert of a lease.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) expert: ExpertId,
+    pub(super) slot: SlotRef,
+    pub(super) status: Status,
+    /// There is one if and only if the status is hit or ready.
+    pub(super) right: Option<ReadRight>,
+    pub(super) error: Option<LoadError>,
+}
+
+/// What a lease knows of one of its experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    /// Was in memory.
+    Hit,
+    /// Is to be read.
+    Waiting,
+    /// Has been read.
+    Ready,
+    /// Could not be read; the slot is not held any more.
+    Failed,
+}
+
+/// An expert whose bytes are not in memory: its read has not landed, or has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}, at position {position} of its lease, is not in memory")]
+pub struct NotReady {
+    /// The expert.
+    pub key: ExpertKey,
+    /// Its position.
+    pub position: usize,
+}
+
+enum Told {
+    Landed(usize, Result<(), LoadError>),
+    Cancelled,
+}
+
+impl Lease {
+    pub(super) fn new(
+        inner: Arc<Inner>,
+        place: LayerPlace,
+        record: usize,
+        wake: Arc<Condvar>,
+        entries: Vec<Entry>,
+        token: Option<CancelToken>,
+    ) -> Self {
+        let pending = entries.iter().filter(|entry| entry.status == Status::Waiting).count();
+        Self {
+            inner,
+            place,
+            record,
+            entries,
+            waited: Duration::ZERO,
+            held: true,
+            wake,
+            token,
+            pending,
+            submitted: false,
+            cancelled: false,
+        }
+    }
+
+    /// How many experts it holds: as many as were asked for. Never 0.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a lease is never empty")]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The layer of its experts.
+    #[must_use]
+    pub const fn layer(&self) -> LayerId {
+        self.place.layer
+    }
+
+    /// The tier of its slots.
+    #[must_use]
+    pub const fn tier(&self) -> TierId {
+        self.place.tier
+    }
+
+    /// The expert at a position.
+    ///
+    /// # Panics
+    /// If there is no such position; so do the other methods that take one.
+    #[must_use]
+    pub fn expert(&self, position: usize) -> ExpertId {
+        self.entries[position].expert
+    }
+
+    /// The slot that holds, or will hold, the expert at a position. It does not change while the lease lives.
+    #[must_use]
+    pub fn slot(&self, position: usize) -> SlotRef {
+        self.entries[position].slot
+    }
+
+    /// Whether the expert at a position was in memory when the request was admitted.
+    #[must_use]
+    pub fn is_hit(&self, position: usize) -> bool {
+        self.entries[position].status == Status::Hit
+    }
+
+    /// Whether the bytes at a position can be read: a hit, or a miss that [`Lease::next_ready`] has told of.
+    #[must_use]
+    pub fn is_ready(&self, position: usize) -> bool {
+        self.entries[position].right.is_some()
+    }
+
+    /// The positions of the hits, ascending.
+    pub fn hits(&self) -> impl Iterator<Item = usize> + '_ {
+        self.positions(|status| status == Status::Hit)
+    }
+
+    /// The positions of the misses, ascending.
+    pub fn misses(&self) -> impl Iterator<Item = usize> + '_ {
+        self.positions(|status| status != Status::Hit)
+    }
+
+    fn positions(&self, wanted: impl Fn(Status) -> bool) -> impl Iterator<Item = usize> {
+        (0..self.entries.len()).filter(move |&position| wanted(self.entries[position].status))
+    }
+
+    fn key(&self, position: usize) -> ExpertKey {
+        ExpertKey::new(self.place.layer, self.entries[position].expert)
+    }
+
+    /// Asks the readers for the misses, in rank order. An expert that another lease has asked for is not read twice.
+    /// Does not block on reads; does nothing the second time.
+    pub fn read_misses(&mut self) {
+        if std::mem::replace(&mut self.submitted, true) || self.pending == 0 {
+            return;
+        }
+        let mut state = lock(&self.inner.core.state);
+        let table = &mut state.tiers[self.place.tier.index()].table;
+        for (position, entry) in self.entries.iter().enumerate() {
+            let slot = entry.slot.slot;
+            // A joined load that has failed already may have left its slot to somebody else: another generation.
+            let ours = entry.status == Status::Waiting && table.generation(slot) == entry.slot.generation;
+            if ours && table.state(slot) == SlotState::Reserved {
+                table.start(slot);
+                let load = Load { key: self.key(position), tier: self.place.tier, slot: entry.slot };
+                self.inner.pool.submit(load);
+            }
+        }
+    }
+
+    /// Waits until another miss has landed, and tells its position; in order of landing. `None` when every miss has
+    /// been told. Submits the misses if that has not been done.
+    ///
+    /// Blocks until a read ends or the lease's token is cancelled.
+    ///
+    /// # Errors
+    /// Inside: the expert could not be loaded; the others are not affected. [`LoadError::Cancelled`] once, and then
+    /// `None`, if the token is cancelled.
+    pub fn next_ready(&mut self) -> Option<Result<usize, LoadError>> {
+        self.read_misses();
+        if self.pending == 0 || self.cancelled {
+            return None;
+        }
+        let (told, waited) = self.wait_for_landing();
+        self.waited += waited;
+        let Told::Landed(position, result) = told else {
+            self.cancelled = true;
+            return Some(Err(LoadError::Cancelled));
+        };
+        self.pending -= 1;
+        let entry = &mut self.entries[position];
+        Some(match result {
+            Ok(()) => {
+                entry.status = Status::Ready;
+                entry.right = Some(self.inner.core.banks[self.place.tier.index()].share(entry.slot.slot));
+                Ok(position)
+            }
+            Err(error) => {
+                entry.status = Status::Failed;
+                entry.error = Some(error.clone());
+                Err(error)
+            }
+        })
+    }
+
+    fn wait_for_landing(&self) -> (Told, Duration) {
+        let mut began = None;
+        let mut state = lock(&self.inner.core.state);
+        let told = loop {
+            if self.token.as_ref().is_some_and(CancelToken::is_cancelled) {
+                break Told::Cancelled;
+            }
+            if let Some((position, result)) = state.records[self.record].landed.pop_front() {
+                break Told::Landed(position, result);
+            }
+            began.get_or_insert_with(Instant::now);
+            state = wait(&self.wake, state);
+        };
+        drop(state);
+        (told, began.map_or(Duration::ZERO, |began| began.elapsed()))
+    }
+
+    /// Waits until every miss has landed. Submits the misses if that has not been done.
+    ///
+    /// # Errors
+    /// Every expert that could not be loaded, those that [`Lease::next_ready`] told of included, and whether the wait
+    /// was cancelled. The other experts are held and ready.
+    pub fn wait_all(&mut self) -> Result<(), LoadErrors> {
+        while self.next_ready().is_some() {}
+        let cancelled = self.cancelled.then_some(LoadError::Cancelled);
+        LoadErrors::check(
+            self.entries.iter().filter_map(|entry| entry.error.clone()).chain(cancelled).collect(),
+        )
+    }
+
+    /// The bytes of the expert at a position: the whole slot, in the tier's layout.
+    ///
+    /// # Errors
+    /// [`NotReady`] before [`Lease::next_ready`] or [`Lease::wait_all`] has told that it has landed.
+    pub fn bytes(&self, position: usize) -> Result<&[u8], NotReady> {
+        let bank = &self.inner.core.banks[self.place.tier.index()];
+        let right = self.entries[position].right.as_ref();
+        right.map(|right| bank.bytes(right)).ok_or_else(|| NotReady { key: self.key(position), position })
+    }
+
+    /// A token that ends the waits of this lease: the one it was requested with, or a new one.
+    pub fn canceller(&mut self) -> CancelToken {
+        let inner = &self.inner;
+        self.token.get_or_insert_with(|| inner.new_token()).clone()
+    }
+
+    /// Gives the experts back: call it when nothing reads their slots any more (after the fence).
+    ///
+    /// Each expert that was read becomes resident without being copied: its layer has room, or the policy names a
+    /// resident expert that gives way, or it is not kept. This is decided in rank order, and an expert kept now does not
+    /// give way to a later one: if more were read than the layer can keep, it keeps the first. Hits of this lease may
+    /// give way. Reads that have not begun and that nobody else waits for are taken back; one that has begun ends into
+    /// its slot, which is free then.
+    ///
+    /// Does not block on reads.
+    ///
+    /// # Errors
+    /// Experts that could not be loaded and were not told of. The lease is released all the same.
+    pub fn release(mut self) -> Result<(), LoadErrors> {
+        LoadErrors::check(self.finish(false))
+    }
+
+    /// Keeps the slots whose bytes were ready for ever, because something may still read them (a fence failed).
+    ///
+    /// Capacity is lost: the slots are never refilled, and the bank's memory is never freed. Counted in telemetry, and
+    /// named in the errors of requests that have become too large.
+    pub fn leak(mut self) {
+        std::mem::forget(Arc::clone(&self.inner));
+        drop(self.finish(true));
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.held {
+            drop(self.finish(false));
+        }
+    }
+}

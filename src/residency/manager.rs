@@ -1,0 +1,378 @@
+//! The door to residency.
+
+use std::{fmt, time::Duration};
+
+use super::{
+    admission::Purpose,
+    advisor::Advisor,
+    cancel::{CancelToken, Wake},
+    error::{CloseError, LeaseError, OpenError},
+    lease::Lease,
+    plan::ResidencyPlan,
+    pressure::Pressure,
+    state::{Core, State},
+    table::{Place, Role, SlotState},
+    telemetry::TelemetrySnapshot,
+};
+use crate::{
+    ids::{ExpertId, ExpertKey, LayerId, TierId},
+    memory::{Bank, LatchedBank},
+    policy::{CachePolicy, PolicyLayer, PolicyScope},
+    sources::ExpertSource,
+    store::{LoadErrors, LoadSink, ReaderPool},
+    sync::{Arc, Condvar, Mutex, MutexGuard, Weak, lock},
+};
+
+/// More readers than any drive has use for.
+const MAX_READERS: u32 = 256;
+
+/// How a manager works. None of it changes a result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManagerOptions {
+    /// Threads that read experts, each one expert at a time: the depth at which the drive is used. Default 4; drives
+    /// differ, so measure. Between 1 and 256.
+    pub readers: u32,
+}
+
+impl Default for ManagerOptions {
+    fn default() -> Self {
+        Self { readers: 4 }
+    }
+}
+
+/// Keeps a bounded set of experts in memory and reads the others on request.
+///
+/// A handle: clones share one manager. Every method may be called from any thread. The manager ends, and its readers
+/// with it, when the last handle and the last lease are gone, or when it is closed.
+///
+/// Several threads may hold leases at once. A request waits holding nothing, so requests alone cannot deadlock; a thread
+/// that already holds a lease should use [`ResidencyManager::try_admit`] for the next one, because what it would wait
+/// for may be waiting for what it holds.
+#[derive(Clone)]
+pub struct ResidencyManager {
+    pub(super) inner: Arc<Inner>,
+}
+
+/// What every handle and lease keeps alive.
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) core: Arc<Core>,
+    pub(super) pool: ReaderPool,
+    pub(super) pressure: Pressure,
+    plan: ResidencyPlan,
+    layers: Vec<LayerPlace>,
+}
+
+/// Where a layer is found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LayerPlace {
+    pub(super) layer: LayerId,
+    pub(super) tier: TierId,
+    /// Its position among the layers of the tier.
+    pub(super) position: usize,
+    pub(super) experts: u32,
+}
+
+impl fmt::Debug for ResidencyManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResidencyManager").field("plan", &self.inner.plan).finish_non_exhaustive()
+    }
+}
+
+impl ResidencyManager {
+    /// A manager for `source` with the slots of `plan` in `banks`, one for each tier in order, and one policy for each
+    /// tier from `policy` ([`Lru::boxed`](crate::Lru::boxed), for one). Starts the readers; reads nothing.
+    ///
+    /// # Errors
+    /// A plan for another source, banks that are not as the plan says, an impossible number of readers, or a system that
+    /// gives no thread.
+    pub fn new(
+        source: Arc<dyn ExpertSource>,
+        plan: ResidencyPlan,
+        banks: Vec<Bank>,
+        mut policy: impl FnMut(&PolicyScope<'_>) -> Box<dyn CachePolicy>,
+        options: &ManagerOptions,
+    ) -> Result<Self, OpenError> {
+        let readers = options.readers;
+        if readers == 0 || readers > MAX_READERS {
+            return Err(OpenError::Readers { readers, limit: MAX_READERS });
+        }
+        check_source(&plan, &*source)?;
+        check_banks(&plan, &banks)?;
+        let banks: Arc<[LatchedBank]> = banks.into_iter().map(LatchedBank::new).collect();
+        let advisors = scopes(&plan)
+            .into_iter()
+            .map(|(tier, layers)| Advisor::new(policy(&PolicyScope { tier, layers: &layers })));
+        let state = State::new(&plan, advisors.collect());
+        let core =
+            Arc::new(Core { banks: Arc::clone(&banks), state: Mutex::new(state), admission: Condvar::new() });
+        let sink: Arc<dyn LoadSink> = Arc::clone(&core) as Arc<dyn LoadSink>;
+        let slots = plan.tiers().iter().map(|tier| tier.slots() as usize).sum();
+        let pool = ReaderPool::start(&source, &banks, &sink, readers, slots)
+            .map_err(|source| OpenError::Spawn { readers, source })?;
+        let layers = places(&plan);
+        Ok(Self { inner: Arc::new(Inner { core, pool, pressure: Pressure::new(), plan, layers }) })
+    }
+
+    /// The plan it was made with.
+    #[must_use]
+    pub fn plan(&self) -> &ResidencyPlan {
+        &self.inner.plan
+    }
+
+    /// The bank of a tier, whose slots leases name.
+    #[must_use]
+    pub fn bank(&self, tier: TierId) -> Option<&Bank> {
+        self.inner.core.banks.get(tier.index()).map(LatchedBank::bank)
+    }
+
+    /// The tier of a layer; `None` if it has no experts.
+    #[must_use]
+    pub fn tier_of(&self, layer: LayerId) -> Option<TierId> {
+        self.inner.place(layer).ok().map(|place| place.tier)
+    }
+
+    /// The most experts that one request for a layer may name: the size of a wave. Less after leases have leaked.
+    #[must_use]
+    pub fn request_limit(&self, layer: LayerId) -> Option<u32> {
+        let place = self.inner.place(layer).ok()?;
+        let tier = &self.inner.state().tiers[place.tier.index()];
+        Some(tier.working_slots - tier.leaked_working)
+    }
+
+    /// Leases `experts` of `layer`, in rank order. Blocks until every hit can be held and every miss has a free working
+    /// slot, holding nothing meanwhile; nothing is read yet. Requests are admitted in order of arrival, except that
+    /// one that needs no working slot never waits.
+    ///
+    /// Hits are looked up when the request is admitted. For a request of resident experts this allocates nothing, nor does
+    /// the release of its lease, up to 8 leases at once.
+    ///
+    /// # Errors
+    /// Experts or a layer that do not exist, an expert named twice, none at all, or more than there are working slots; a
+    /// closed manager.
+    pub fn admit(&self, layer: LayerId, experts: &[ExpertId]) -> Result<Lease, LeaseError> {
+        self.inner.admit(self.inner.place(layer)?, experts, None, Purpose::Demand)
+    }
+
+    /// [`ResidencyManager::admit`], but `token` ends this wait and those of the lease.
+    ///
+    /// # Errors
+    /// As [`ResidencyManager::admit`], and [`LeaseError::Cancelled`].
+    pub fn admit_with(
+        &self,
+        layer: LayerId,
+        experts: &[ExpertId],
+        token: &CancelToken,
+    ) -> Result<Lease, LeaseError> {
+        self.inner.admit(self.inner.place(layer)?, experts, Some(token), Purpose::Demand)
+    }
+
+    /// [`ResidencyManager::admit`] without waiting: `None` if the request would have to wait for slots, or for its turn.
+    /// The way to lease the next wave while one is held.
+    ///
+    /// # Errors
+    /// As [`ResidencyManager::admit`].
+    pub fn try_admit(&self, layer: LayerId, experts: &[ExpertId]) -> Result<Option<Lease>, LeaseError> {
+        self.inner.try_admit(self.inner.place(layer)?, experts)
+    }
+
+    /// Leases experts, calls `on_hits` before the first miss is asked for, and waits until all are in memory.
+    ///
+    /// # Errors
+    /// As [`ResidencyManager::admit`], and [`LeaseError::Load`] with every expert that could not be loaded.
+    pub fn lease_with(
+        &self,
+        layer: LayerId,
+        experts: &[ExpertId],
+        on_hits: impl FnOnce(&Lease),
+    ) -> Result<Lease, LeaseError> {
+        let mut lease = self.admit(layer, experts)?;
+        on_hits(&lease);
+        lease.wait_all()?;
+        Ok(lease)
+    }
+
+    /// Loads every pinned expert that is not in memory. Blocks until all reads have ended. Without it, pinned experts are
+    /// loaded when they are first asked for.
+    ///
+    /// # Errors
+    /// [`LeaseError::Load`] with every expert that could not be loaded; a closed manager.
+    pub fn preload_pins(&self) -> Result<(), LeaseError> {
+        let mut leases = Vec::new();
+        for layer in self.inner.plan.tiers().iter().flat_map(|tier| tier.layers()) {
+            let place = self.inner.place(layer.layer())?;
+            let most = self.request_limit(layer.layer()).unwrap_or(0).max(1) as usize;
+            for pinned in layer.pinned().chunks(most) {
+                let mut lease = self.inner.admit(place, pinned, None, Purpose::Preload)?;
+                lease.read_misses();
+                leases.push(lease);
+            }
+        }
+        let errors = leases.iter_mut().filter_map(|lease| lease.wait_all().err());
+        Ok(LoadErrors::check(errors.flat_map(LoadErrors::into_errors).collect())?)
+    }
+
+    /// Whether an expert's bytes are in memory now. Advice only: it may change before a request is admitted.
+    #[must_use]
+    pub fn is_resident(&self, key: ExpertKey) -> bool {
+        let Ok(place) = self.inner.place(key.layer) else { return false };
+        if key.expert.0 >= place.experts {
+            return false;
+        }
+        let state = self.inner.state();
+        let table = &state.tiers[place.tier.index()].table;
+        table
+            .find(Place { layer: place.position, expert: key.expert })
+            .is_some_and(|slot| table.state(slot) == SlotState::Ready && table.role(slot) != Role::Working)
+    }
+
+    /// The experts of a layer whose bytes are in memory between requests, pinned ones included, ascending.
+    #[must_use]
+    pub fn resident_experts(&self, layer: LayerId) -> Vec<ExpertId> {
+        let experts = self.inner.place(layer).map_or(0, |place| place.experts);
+        (0..experts).map(ExpertId).filter(|&expert| self.is_resident(ExpertKey::new(layer, expert))).collect()
+    }
+
+    /// Records how long a whole forward took.
+    pub fn record_forward(&self, time: Duration) {
+        self.inner.state().telemetry.forward(time);
+    }
+
+    /// What happened since the beginning or the last drain. Takes the table's lock for some microseconds.
+    #[must_use]
+    pub fn telemetry(&self) -> TelemetrySnapshot {
+        let state = self.inner.state();
+        state.telemetry.snapshot(state.slot_counts())
+    }
+
+    /// [`ResidencyManager::telemetry`], and begins anew: so warm-up is told from steady state.
+    #[must_use = "what happened before is forgotten; it is the value returned"]
+    pub fn drain_telemetry(&self) -> TelemetrySnapshot {
+        let mut state = self.inner.state();
+        let snapshot = state.telemetry.snapshot(state.slot_counts());
+        state.telemetry.reset();
+        snapshot
+    }
+
+    /// Ends the manager: later requests are refused, requests that wait are refused now, reads under way are waited
+    /// for, and the readers end. Memory is freed with the last handle. Does nothing the second time.
+    ///
+    /// # Errors
+    /// While leases are held; nothing has changed then. Leaked leases do not count.
+    pub fn close(&self) -> Result<(), CloseError> {
+        let mut state = self.inner.state();
+        if state.leases > 0 {
+            return Err(CloseError::Leased { leases: state.leases });
+        }
+        state.closed = true;
+        self.inner.core.admission.notify_all();
+        drop(state);
+        self.inner.pool.close();
+        Ok(())
+    }
+
+    /// Checks the slot tables: for tests, since it takes time in proportion to the number of slots.
+    ///
+    /// # Panics
+    /// If an invariant does not hold: a bug of this crate.
+    pub fn check_invariants(&self) {
+        let state = self.inner.state();
+        state.tiers.iter().for_each(|tier| tier.table.check());
+    }
+}
+
+impl Inner {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.core.state)
+    }
+
+    pub(super) fn plan(&self) -> &ResidencyPlan {
+        &self.plan
+    }
+
+    fn place(&self, layer: LayerId) -> Result<LayerPlace, LeaseError> {
+        let found = self.layers.binary_search_by_key(&layer, |place| place.layer);
+        found.map(|at| self.layers[at]).map_err(|_| LeaseError::UnknownLayer { layer })
+    }
+
+    /// Lets `token` wake this manager's waiters.
+    pub(super) fn watch(&self, token: &CancelToken) {
+        let watcher: Weak<dyn Wake> = Arc::downgrade(&self.core) as Weak<dyn Wake>;
+        token.watch(&watcher);
+    }
+
+    /// A token that wakes this manager's waiters.
+    pub(super) fn new_token(&self) -> CancelToken {
+        let token = CancelToken::new();
+        self.watch(&token);
+        token
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.pool.close();
+    }
+}
+
+fn check_source(plan: &ResidencyPlan, source: &dyn ExpertSource) -> Result<(), OpenError> {
+    let sizes = source.tiers().iter().map(|tier| tier.layout.slot_bytes());
+    if !sizes.eq(plan.tiers().iter().map(|tier| tier.slot_bytes())) {
+        return Err(OpenError::ForeignPlan { what: "tiers" });
+    }
+    let planned = places(plan);
+    let given = source.layers().iter().map(|layer| (layer.layer, layer.tier, layer.experts));
+    if !given.eq(planned.iter().map(|place| (place.layer, place.tier, place.experts))) {
+        return Err(OpenError::ForeignPlan { what: "layers" });
+    }
+    Ok(())
+}
+
+fn check_banks(plan: &ResidencyPlan, banks: &[Bank]) -> Result<(), OpenError> {
+    if banks.len() != plan.tiers().len() {
+        return Err(OpenError::BankCount { tiers: plan.tiers().len(), banks: banks.len() });
+    }
+    for (bank, tier) in banks.iter().zip(plan.tiers()) {
+        let (slots, slot_bytes) = (bank.slots(), bank.slot_bytes() as u64);
+        if (slots, slot_bytes) != (tier.slots(), tier.slot_bytes()) {
+            return Err(OpenError::BankShape {
+                tier: tier.tier(),
+                slots,
+                slot_bytes,
+                planned_slots: tier.slots(),
+                planned_slot_bytes: tier.slot_bytes(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The layers of a plan, ascending.
+fn places(plan: &ResidencyPlan) -> Vec<LayerPlace> {
+    let mut places: Vec<_> = plan
+        .tiers()
+        .iter()
+        .flat_map(|tier| {
+            tier.layers().iter().enumerate().map(|(position, layer)| LayerPlace {
+                layer: layer.layer(),
+                tier: tier.tier(),
+                position,
+                experts: layer.experts(),
+            })
+        })
+        .collect();
+    places.sort_by_key(|place| place.layer);
+    places
+}
+
+fn scopes(plan: &ResidencyPlan) -> Vec<(TierId, Vec<PolicyLayer>)> {
+    let layers = |tier: &super::plan::TierPlan| {
+        let layers = tier.layers().iter().map(|layer| PolicyLayer {
+            layer: layer.layer(),
+            experts: layer.experts(),
+            resident_slots: layer.resident_slots(),
+        });
+        layers.collect()
+    };
+    plan.tiers().iter().map(|tier| (tier.tier(), layers(tier))).collect()
+}

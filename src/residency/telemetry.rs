@@ -1,0 +1,274 @@
+//! What happened: counts and times, demand apart from policy and from preloading.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use crate::store::{Landing, ReadTally};
+
+/// Times longer than a minute count as a minute.
+const MAX_TIME_NS: u64 = 60_000_000_000;
+
+/// Requests by callers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RequestCounts {
+    /// Requests admitted.
+    pub requests: u64,
+    /// Experts whose bytes were in memory.
+    pub hits: u64,
+    /// Experts that had to be read for the request.
+    pub misses: u64,
+    /// Experts that another request was loading already.
+    pub joined: u64,
+    /// Requests that had to wait for working slots.
+    pub blocked: u64,
+}
+
+/// Reads from the source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReadCounts {
+    /// Experts that were read whole.
+    pub experts: u64,
+    /// Calls that read something.
+    pub reads: u64,
+    /// Bytes they read.
+    pub bytes: u64,
+    /// Calls that read less than they were asked for, and were continued.
+    pub short: u64,
+    /// Calls that were interrupted, and repeated.
+    pub interrupted: u64,
+    /// Experts that could not be read.
+    pub failed: u64,
+    /// Loads that were taken back before a reader had them.
+    pub cancelled: u64,
+    /// Experts that were read whole although nobody waited any more.
+    pub unclaimed: u64,
+}
+
+/// What the policy and the slot table did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PolicyCounts {
+    /// Experts that became resident.
+    pub promotions: u64,
+    /// Experts that gave way to another.
+    pub evictions: u64,
+    /// Experts that were read and not kept.
+    pub bypasses: u64,
+    /// Experts that gave way to memory pressure.
+    pub pressure_evictions: u64,
+    /// Answers of a policy that the table refused, panics included.
+    pub violations: u64,
+}
+
+/// The state of the slots now. Not reset by draining.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SlotCounts {
+    /// Resident experts, pinned ones not counted.
+    pub resident: u64,
+    /// Bytes of their slots.
+    pub resident_bytes: u64,
+    /// Slots that memory pressure took out of use.
+    pub disabled: u64,
+    /// Slots lost to leaked leases.
+    pub leaked: u64,
+    /// Leases that are held.
+    pub leases: u64,
+}
+
+/// A distribution of times in nanoseconds, exact to 1 %. Longer than a minute counts as a minute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Times {
+    /// How many were recorded.
+    pub count: u64,
+    /// Their sum.
+    pub total_ns: u64,
+    /// Half of them were at most this long.
+    pub p50_ns: u64,
+    /// 95 % were at most this long.
+    pub p95_ns: u64,
+    /// 99 % were at most this long.
+    pub p99_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+}
+
+/// Counts and times since the beginning or the last drain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TelemetrySnapshot {
+    /// Requests by callers. Preloading pinned experts is not counted.
+    pub requests: RequestCounts,
+    /// Reads for requests.
+    pub demand_reads: ReadCounts,
+    /// Reads of pinned experts, whoever asked first.
+    pub pinned_reads: ReadCounts,
+    /// What the policy and the table did.
+    pub policy: PolicyCounts,
+    /// The slots now.
+    pub slots: SlotCounts,
+    /// Reading one expert, taken by the reader around its reads: no waiting in the queue.
+    pub read_time: Times,
+    /// Waiting for reads, taken by the requester: one record for each lease that had misses, 0 if all was hidden.
+    pub wait_time: Times,
+    /// Waiting for working slots: one record for each blocked request.
+    pub admission_time: Times,
+    /// Whole forwards, as recorded by the caller.
+    pub forward_time: Times,
+}
+
+/// The running counts, kept under the lock of the slot table.
+#[derive(Debug)]
+pub(super) struct Telemetry {
+    pub(super) requests: RequestCounts,
+    pub(super) demand_reads: ReadCounts,
+    pub(super) pinned_reads: ReadCounts,
+    pub(super) policy: PolicyCounts,
+    read_time: Recorder,
+    wait_time: Recorder,
+    admission_time: Recorder,
+    forward_time: Recorder,
+}
+
+#[derive(Debug)]
+struct Recorder {
+    histogram: Histogram<u64>,
+    total_ns: u64,
+}
+
+impl Telemetry {
+    pub(super) fn new() -> Self {
+        Self {
+            requests: RequestCounts::default(),
+            demand_reads: ReadCounts::default(),
+            pinned_reads: ReadCounts::default(),
+            policy: PolicyCounts::default(),
+            read_time: Recorder::new(),
+            wait_time: Recorder::new(),
+            admission_time: Recorder::new(),
+            forward_time: Recorder::new(),
+        }
+    }
+
+    /// The counts for reads of pinned or of other experts.
+    pub(super) const fn reads(&mut self, pinned: bool) -> &mut ReadCounts {
+        if pinned { &mut self.pinned_reads } else { &mut self.demand_reads }
+    }
+
+    pub(super) fn landed(&mut self, landing: &Landing, pinned: bool, claimed: bool) {
+        let counts = self.reads(pinned);
+        let ReadTally { reads, bytes, short, interrupted } = landing.tally;
+        counts.reads += reads;
+        counts.bytes += bytes;
+        counts.short += short;
+        counts.interrupted += interrupted;
+        match landing.result {
+            Ok(()) => counts.experts += 1,
+            Err(_) => counts.failed += 1,
+        }
+        counts.unclaimed += u64::from(!claimed && landing.result.is_ok());
+        if landing.result.is_ok() {
+            self.read_time.record(landing.service_ns);
+        }
+    }
+
+    pub(super) fn waited(&mut self, time: Duration) {
+        self.wait_time.record_duration(time);
+    }
+
+    pub(super) fn blocked(&mut self, time: Duration) {
+        self.requests.blocked += 1;
+        self.admission_time.record_duration(time);
+    }
+
+    pub(super) fn forward(&mut self, time: Duration) {
+        self.forward_time.record_duration(time);
+    }
+
+    pub(super) fn snapshot(&self, slots: SlotCounts) -> TelemetrySnapshot {
+        TelemetrySnapshot {
+            requests: self.requests,
+            demand_reads: self.demand_reads,
+            pinned_reads: self.pinned_reads,
+            policy: self.policy,
+            slots,
+            read_time: self.read_time.times(),
+            wait_time: self.wait_time.times(),
+            admission_time: self.admission_time.times(),
+            forward_time: self.forward_time.times(),
+        }
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.requests = RequestCounts::default();
+        self.demand_reads = ReadCounts::default();
+        self.pinned_reads = ReadCounts::default();
+        self.policy = PolicyCounts::default();
+        for recorder in
+            [&mut self.read_time, &mut self.wait_time, &mut self.admission_time, &mut self.forward_time]
+        {
+            recorder.histogram.reset();
+            recorder.total_ns = 0;
+        }
+    }
+}
+
+impl Recorder {
+    fn new() -> Self {
+        let histogram = Histogram::new_with_bounds(1, MAX_TIME_NS, 2).expect("constant bounds are valid");
+        Self { histogram, total_ns: 0 }
+    }
+
+    fn record_duration(&mut self, time: Duration) {
+        self.record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    fn record(&mut self, time_ns: u64) {
+        let time_ns = time_ns.min(MAX_TIME_NS);
+        self.histogram.saturating_record(time_ns);
+        self.total_ns = self.total_ns.saturating_add(time_ns);
+    }
+
+    fn times(&self) -> Times {
+        Times {
+            count: self.histogram.len(),
+            total_ns: self.total_ns,
+            p50_ns: self.histogram.value_at_quantile(0.50),
+            p95_ns: self.histogram.value_at_quantile(0.95),
+            p99_ns: self.histogram.value_at_quantile(0.99),
+            max_ns: self.histogram.max(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_exact_to_a_percent_and_bounded_at_a_minute() {
+        let mut telemetry = Telemetry::new();
+        for micros in 1..=1000 {
+            telemetry.forward(Duration::from_micros(micros));
+        }
+        let times = telemetry.snapshot(SlotCounts::default()).forward_time;
+        assert_eq!((times.count, times.total_ns), (1000, 500_500_000));
+        for (got, wanted) in [
+            (times.p50_ns, 500_000),
+            (times.p95_ns, 950_000),
+            (times.p99_ns, 990_000),
+            (times.max_ns, 1_000_000),
+        ] {
+            assert!(got.abs_diff(wanted) <= wanted / 100, "{got} for {wanted}");
+        }
+        telemetry.forward(Duration::from_secs(3600));
+        let max_ns = telemetry.snapshot(SlotCounts::default()).forward_time.max_ns;
+        assert!(max_ns.abs_diff(MAX_TIME_NS) <= MAX_TIME_NS / 100);
+        telemetry.reset();
+        assert_eq!(telemetry.snapshot(SlotCounts::default()), TelemetrySnapshot::default());
+    }
+}

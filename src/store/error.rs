@@ -1,0 +1,140 @@
+//! Experts that could not be loaded.
+
+use std::{fmt, io, path::PathBuf};
+
+use crate::{ids::ExpertKey, sync::Arc};
+
+/// An expert that could not be loaded. Its slot is free again, and the next request for it reads anew.
+///
+/// Every lease that waited for the expert gets the error; hence it can be cloned.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The system refused a read.
+    #[error("could not read {key}: {len_bytes} B at offset {offset_bytes} B of {}", path.display())]
+    Read {
+        /// The expert.
+        key: ExpertKey,
+        /// The file.
+        path: PathBuf,
+        /// Where the read that failed began.
+        offset_bytes: u64,
+        /// How much it asked for.
+        len_bytes: u64,
+        /// What the system answered.
+        source: Arc<io::Error>,
+    },
+    /// The file ends inside the expert: it was cut since it was opened.
+    #[error(
+        "{} ends inside {key}: wanted {wanted_bytes} B at offset {offset_bytes} B, got {got_bytes} B", path.display()
+    )]
+    UnexpectedEnd {
+        /// The expert.
+        key: ExpertKey,
+        /// The file.
+        path: PathBuf,
+        /// Where the segment begins.
+        offset_bytes: u64,
+        /// Length of the segment.
+        wanted_bytes: u64,
+        /// How much of it there was.
+        got_bytes: u64,
+    },
+    /// Reads of one segment were interrupted again and again.
+    #[error(
+        "reading {key} at offset {offset_bytes} B of {} was interrupted {interruptions} times in a row", path.display()
+    )]
+    Interrupted {
+        /// The expert.
+        key: ExpertKey,
+        /// The file.
+        path: PathBuf,
+        /// Where the read began.
+        offset_bytes: u64,
+        /// How often.
+        interruptions: u32,
+    },
+    /// The source says that it read more than it was asked for.
+    #[error("the source answers {got_bytes} B for a read of {wanted_bytes} B of {key}")]
+    Overlong {
+        /// The expert.
+        key: ExpertKey,
+        /// What was asked for.
+        wanted_bytes: u64,
+        /// What it claims.
+        got_bytes: u64,
+    },
+    /// The source names no reads for an expert that its layer should have.
+    #[error("the source has no segments for {key}")]
+    NoSegments {
+        /// The expert.
+        key: ExpertKey,
+    },
+    /// A segment does not lie inside the slot.
+    #[error("a segment of {key} takes {len_bytes} B at {slot_offset_bytes} B of a slot of {slot_bytes} B")]
+    OutsideSlot {
+        /// The expert.
+        key: ExpertKey,
+        /// Where the segment would go.
+        slot_offset_bytes: u64,
+        /// How long it is.
+        len_bytes: u64,
+        /// Size of the slot.
+        slot_bytes: u64,
+    },
+    /// The source panicked. The reader goes on.
+    #[error("the source panicked while it read {key}: {message}")]
+    Panicked {
+        /// The expert.
+        key: ExpertKey,
+        /// The panic's message.
+        message: String,
+    },
+    /// The wait was cancelled. What has been read stays consistent.
+    #[error("the wait for experts of a lease was cancelled")]
+    Cancelled,
+}
+
+/// Every error of one lease; at least one.
+#[derive(Clone, Debug)]
+pub struct LoadErrors {
+    errors: Vec<LoadError>,
+}
+
+impl LoadErrors {
+    /// `Ok` if there are none.
+    pub(crate) fn check(errors: Vec<LoadError>) -> Result<(), Self> {
+        if errors.is_empty() { Ok(()) } else { Err(Self { errors }) }
+    }
+
+    pub(crate) fn into_errors(self) -> Vec<LoadError> {
+        self.errors
+    }
+
+    /// The errors, in rank order of the request where they belong to an expert.
+    #[must_use]
+    pub fn errors(&self) -> &[LoadError] {
+        &self.errors
+    }
+}
+
+impl fmt::Display for LoadErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (position, error) in self.errors.iter().enumerate() {
+            if position > 0 {
+                f.write_str("; ")?;
+            }
+            fmt::Display::fmt(error, f)?;
+            if let LoadError::Read { source, .. } = error {
+                write!(f, " ({source})")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for LoadErrors {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.errors.first().and_then(std::error::Error::source)
+    }
+}
