@@ -3,6 +3,7 @@
 #![warn(clippy::cast_possible_truncation)]
 
 mod compute;
+mod executor;
 mod formats;
 mod ids;
 mod memory;
@@ -16,7 +17,11 @@ mod sources;
 mod store;
 mod sync;
 
-pub use compute::oracle;
+pub use compute::host::{
+    HostActivations, HostError, HostFamily, HostIsa, HostJob, HostOptions, HostSupport, HostThreads, convert,
+};
+pub use compute::{ComputeError, oracle};
+pub use executor::{ExecuteError, ExecutorOpenError, ExecutorOptions, Family, StreamedExpertExecutor};
 pub use formats::{
     Activation, ConfigError, DecodeError, ExpertGeometry, ExpertView, FloatType, GeometryError, HeaderError,
     Part, Projection, ProjectionGeometry, Quantisation, SlotLayout, decode_floats, dequantise_row,

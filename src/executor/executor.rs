@@ -7,6 +7,8 @@ use super::{
     families::{Families, TierCompute, TierForward},
     run_waves,
 };
+#[cfg(feature = "mlx")]
+use crate::mlx::Array;
 use crate::{
     ids::LayerId,
     residency::{CloseError, ResidencyManager, ResidencyPlan},
@@ -14,8 +16,6 @@ use crate::{
     sources::ExpertSource,
     sync::Arc,
 };
-#[cfg(feature = "mlx")]
-use crate::mlx::Array;
 
 /// Runs the routed experts of a source's layers, streaming those that are not resident.
 ///

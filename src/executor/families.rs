@@ -115,7 +115,13 @@ impl TierCompute {
             Self::Host(family) => {
                 let _ = shared;
                 let input = input.to_vec();
-                Ok(TierForward::Host(HostForward::begin(family, shape.geometry(), shape.layout(), plan, input)))
+                Ok(TierForward::Host(HostForward::begin(
+                    family,
+                    shape.geometry(),
+                    shape.layout(),
+                    plan,
+                    input,
+                )))
             }
         }
     }
@@ -133,7 +139,8 @@ impl TierCompute {
         match self {
             Self::Stock(tier) => {
                 let rows = mlx::flatten(input, hidden).map_err(ComputeError::new)?;
-                let shared = shared.map(|rows| mlx::flatten(rows, hidden)).transpose().map_err(ComputeError::new)?;
+                let shared =
+                    shared.map(|rows| mlx::flatten(rows, hidden)).transpose().map_err(ComputeError::new)?;
                 let forward = StockForward::begin(tier, plan, rows, shared).map_err(ComputeError::new)?;
                 Ok(TierForward::Stock(forward))
             }
@@ -142,7 +149,13 @@ impl TierCompute {
                     mlx::submit(shared).map_err(ComputeError::new)?;
                 }
                 let input = mlx::array_to_rows(input).map_err(ComputeError::new)?;
-                Ok(TierForward::Host(HostForward::begin(family, shape.geometry(), shape.layout(), plan, input)))
+                Ok(TierForward::Host(HostForward::begin(
+                    family,
+                    shape.geometry(),
+                    shape.layout(),
+                    plan,
+                    input,
+                )))
             }
         }
     }
@@ -168,7 +181,10 @@ impl TierForward<'_> {
             Self::Stock(forward) => forward.finish().map_err(ComputeError::new)?,
             Self::Host(forward) => {
                 let shared = shared.map(mlx::array_to_rows).transpose().map_err(ComputeError::new)?;
-                mlx::rows_to_array(&forward.finish(shared.as_deref()), input.shape().last().copied().unwrap_or(0))
+                mlx::rows_to_array(
+                    &forward.finish(shared.as_deref()),
+                    input.shape().last().copied().unwrap_or(0),
+                )
             }
         };
         mlx::shape_like(&composed, input).map_err(ComputeError::new)

@@ -49,7 +49,12 @@ impl<'a> LayerShape<'a> {
     }
 
     /// Checks that `values` values are the plan's rows of the experts' width.
-    pub(crate) fn check_rows(&self, what: &'static str, plan: &BatchPlan, values: usize) -> Result<(), ExecuteError> {
+    pub(crate) fn check_rows(
+        &self,
+        what: &'static str,
+        plan: &BatchPlan,
+        values: usize,
+    ) -> Result<(), ExecuteError> {
         let hidden = self.geometry().hidden as usize;
         if values == plan.rows() * hidden {
             return Ok(());
@@ -62,7 +67,12 @@ impl<'a> LayerShape<'a> {
 
     /// Checks that `array` is `[batch, tokens, hidden]` of a float type, batch × tokens being the plan's rows.
     #[cfg(feature = "mlx")]
-    pub(crate) fn check_array(&self, what: &'static str, plan: &BatchPlan, array: &Array) -> Result<(), ExecuteError> {
+    pub(crate) fn check_array(
+        &self,
+        what: &'static str,
+        plan: &BatchPlan,
+        array: &Array,
+    ) -> Result<(), ExecuteError> {
         let &[batch, tokens, width] = array.shape() else {
             return Err(ExecuteError::Rank { what, shape: array.shape().to_vec() });
         };

@@ -1,7 +1,10 @@
 //! The executor: a layer's experts, leased, computed and composed.
 
 mod error;
-#[expect(clippy::module_inception, reason = "the module is named after what it does, the file after the type")]
+#[expect(
+    clippy::module_inception,
+    reason = "the module is named after what it does, the file after the type"
+)]
 mod executor;
 mod families;
 mod layer;
@@ -10,6 +13,6 @@ mod wave;
 
 pub use error::{ExecuteError, ExecutorOpenError};
 pub use executor::StreamedExpertExecutor;
-pub use options::{ExecutorOptions, Family};
 pub(crate) use layer::LayerShape;
+pub use options::{ExecutorOptions, Family};
 pub(crate) use wave::run_waves;

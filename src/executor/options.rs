@@ -51,6 +51,12 @@ impl ExecutorOptions {
     /// Everything at its default within `budget`.
     #[must_use]
     pub fn new(budget: Budget) -> Self {
-        Self { budget, family: Family::default(), host: HostOptions::default(), manager: ManagerOptions::default(), policy: Lru::boxed }
+        Self {
+            budget,
+            family: Family::default(),
+            host: HostOptions::default(),
+            manager: ManagerOptions::default(),
+            policy: Lru::boxed,
+        }
     }
 }

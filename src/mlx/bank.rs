@@ -122,12 +122,17 @@ fn owned(bytes: usize) -> Result<Memory, String> {
     if words.strides() != [ROW_WORDS, 1] || words.nbytes() != bytes {
         return Err(format!("MLX laid {bytes} B of zeros out with strides {:?}", words.strides()));
     }
-    Ok((Box::new(Owned { base, bytes, _keep: Mutex::new(words.clone()) }), words))
+    Ok((
+        Box::new(Owned { base, bytes, ordinary: !default_device_is_gpu(), _keep: Mutex::new(words.clone()) }),
+        words,
+    ))
 }
 
 struct Owned {
     base: NonNull<u8>,
     bytes: usize,
+    /// Whether it is ordinary memory of the CPU backend, and not registered with a GPU.
+    ordinary: bool,
     /// Keeps MLX's memory alive, and counts as another holder, so that MLX never donates it to a result.
     _keep: Mutex<Array>,
 }
@@ -152,6 +157,10 @@ unsafe impl BankMemory for Owned {
 
     fn len_bytes(&self) -> usize {
         self.bytes
+    }
+
+    fn can_release_pages(&self) -> bool {
+        self.ordinary
     }
 }
 

@@ -7,7 +7,7 @@ mod forward;
 mod ops;
 mod stock;
 
-pub use mlx_rs::Array;
+pub(crate) use mlx_rs::Array;
 
 pub(crate) use bank::mlx_bank;
 pub(crate) use convert::{
