@@ -1,2 +1,164 @@
-//! Project tasks.
-fn main() {}
+//! Project tasks: `cargo xtask <task>`. On Linux the tasks that build the crate prepare MLX first (see `mlx.rs`).
+
+use std::{
+    env,
+    error::Error,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+#[cfg(target_os = "linux")]
+mod bindings;
+#[cfg(target_os = "linux")]
+mod mlx;
+#[cfg(any(target_os = "linux", test))]
+mod mlx_c;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const USAGE: &str = "\
+usage: cargo xtask <task>
+
+  demo [ARG…]           run the quickstart example in release mode, with ARGs passed to it
+  test [ARG…]           run every test of the workspace; ARGs go to cargo test
+  mlx [--wheel NAME]    only prepare MLX, from the PyPI wheel NAME: mlx-cpu (default) or mlx-cuda-13;
+                        the choice holds for all later builds of this checkout
+
+On Linux, demo and test prepare MLX first when that is still to be done; on macOS nothing needs preparing.";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    match dispatch(&args) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(args: &[String]) -> Result<ExitCode> {
+    let root = workspace_root()?;
+    let (task, rest) = args.split_first().ok_or(USAGE)?;
+    match task.as_str() {
+        "demo" => {
+            prepare(&root, None)?;
+            cargo(&root, &["run", "--release", "--example", "quickstart", "--"], rest)
+        }
+        "test" => {
+            prepare(&root, None)?;
+            cargo(&root, &["test", "--workspace"], rest)
+        }
+        "mlx" => {
+            let wheel = match rest {
+                [] => None,
+                [flag, name] if flag == "--wheel" => Some(name.as_str()),
+                _ => return Err(USAGE.into()),
+            };
+            prepare(&root, wheel)?;
+            println!("MLX is ready: {}", ready_for());
+            Ok(ExitCode::SUCCESS)
+        }
+        // Not for people: `mlx` calls it in a process of its own.
+        #[cfg(target_os = "linux")]
+        "bindings" => bindings::generate(rest).map(|()| ExitCode::SUCCESS),
+        "help" | "-h" | "--help" => {
+            println!("{USAGE}");
+            Ok(ExitCode::SUCCESS)
+        }
+        other => Err(format!("there is no task `{other}`\n\n{USAGE}").into()),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn prepare(root: &Path, wheel: Option<&str>) -> Result<()> {
+    mlx::prepare(root, wheel)
+}
+
+/// mlx-sys builds MLX by itself on macOS.
+#[cfg(not(target_os = "linux"))]
+fn prepare(_root: &Path, wheel: Option<&str>) -> Result<()> {
+    match wheel {
+        None => Ok(()),
+        Some(_) => Err("--wheel has a meaning only on Linux; elsewhere mlx-sys builds MLX itself".into()),
+    }
+}
+
+fn ready_for() -> &'static str {
+    if cfg!(target_os = "linux") {
+        "cargo build, run, test and bench now find it"
+    } else {
+        "mlx-sys builds it with the crate"
+    }
+}
+
+/// Cargo tells a program it runs where that program's package lies; a checkout may have moved since it was compiled.
+fn workspace_root() -> Result<PathBuf> {
+    let package = env::var_os("CARGO_MANIFEST_DIR").ok_or("run this as `cargo xtask <task>`")?;
+    Path::new(&package)
+        .ancestors()
+        .nth(2)
+        .filter(|root| root.join("Cargo.lock").is_file())
+        .map(Path::to_path_buf)
+        .ok_or_else(|| format!("{} is not in tools/ of a checkout", Path::new(&package).display()).into())
+}
+
+/// A cargo command that starts clean: what the cargo that runs us took from `.cargo` may be out of date by now.
+fn cargo_command(root: &Path) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root).env_remove("STREAMED_EXPERTS_MLX");
+    command
+}
+
+/// Runs cargo and hands on its exit code.
+fn cargo(root: &Path, args: &[&str], more: &[String]) -> Result<ExitCode> {
+    let mut command = cargo_command(root);
+    if let Some(config) = config_for_old_cargo(root)? {
+        command.arg("--config").arg(config);
+    }
+    let status = command.args(args).args(more).status().map_err(|e| format!("cannot run cargo: {e}"))?;
+    Ok(match status.code() {
+        Some(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        None => return Err(format!("cargo {}: {status}", args.join(" ")).into()),
+    })
+}
+
+/// The prepared MLX's config file, where cargo is too old to find it through `include` in `.cargo/config.toml`.
+#[cfg(target_os = "linux")]
+fn config_for_old_cargo(root: &Path) -> Result<Option<PathBuf>> {
+    let output = cargo_command(root).arg("--version").output()?;
+    let version = String::from_utf8_lossy(&output.stdout);
+    Ok((reads_include(&version) == Some(false)).then(|| root.join(mlx::CONFIG)))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn config_for_old_cargo(_root: &Path) -> Result<Option<PathBuf>> {
+    Ok(None)
+}
+
+/// Whether the cargo that calls itself so reads `include`: since 1.94.
+#[cfg(any(target_os = "linux", test))]
+fn reads_include(version: &str) -> Option<bool> {
+    let mut numbers = version.split_whitespace().nth(1)?.split('.').map(str::parse::<u32>);
+    let (major, minor) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    Some((major, minor) >= (1, 94))
+}
+
+#[cfg(test)]
+mod tests {
+    //! If these fail, contributors with an older cargo get link errors instead of a built crate.
+    use super::reads_include;
+
+    #[test]
+    fn cargo_before_1_94_is_handed_the_config_file() {
+        assert_eq!(reads_include("cargo 1.88.0 (873a06493 2025-05-10)\n"), Some(false));
+        assert_eq!(reads_include("cargo 1.93.1 (6a979b3e3 2026-02-11)"), Some(false));
+    }
+
+    #[test]
+    fn cargo_from_1_94_finds_the_config_file_itself() {
+        assert_eq!(reads_include("cargo 1.94.0 (85eff7c80 2026-01-15)"), Some(true));
+        assert_eq!(reads_include("cargo 1.97.0-nightly (f60a0f1bc 2026-05-02)"), Some(true));
+        assert_eq!(reads_include("something else"), None);
+    }
+}
