@@ -19,7 +19,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const USAGE: &str = "\
 usage: cargo xtask <task>
 
-  demo [ARG…]           run the quickstart example in release mode, with ARGs passed to it
+  demo [--] [ARG…]      run the quickstart example in release mode, with ARGs passed to it
   test [ARG…]           run every test of the workspace; ARGs go to cargo test
   mlx [--wheel NAME]    only prepare MLX, from the PyPI wheel NAME: mlx-cpu (default) or mlx-cuda-13;
                         the choice holds for all later builds of this checkout
@@ -43,6 +43,7 @@ fn dispatch(args: &[String]) -> Result<ExitCode> {
     match task.as_str() {
         "demo" => {
             prepare(&root, None)?;
+            let rest = rest.strip_prefix(&["--".to_owned()]).unwrap_or(rest);
             cargo(&root, &["run", "--release", "--example", "quickstart", "--"], rest)
         }
         "test" => {

@@ -157,8 +157,7 @@ fn lock(dir: &Path) -> Result<File> {
 fn build(root: &Path, inputs: &Inputs, config: &Path) -> Result<()> {
     let started = Instant::now();
     let steps = Steps { started, total: 5 };
-    eprintln!("Preparing MLX for Linux, once; about two minutes and 35 MB of downloads.");
-
+    eprintln!("Preparing MLX for Linux (one to two minutes, once)");
     steps.begin(1, "checking python3, pip and the C++ compiler");
     let tools = Tools::find()?;
     let source = mlx_sys_source(root)?.join("src/mlx-c");
