@@ -13,6 +13,9 @@ use memmap2::MmapMut;
 use super::SLOT_ALIGNMENT_BYTES;
 use crate::{ids::SlotId, os};
 
+#[expect(clippy::cast_possible_truncation, reason = "16384 fits every usize")]
+const ALIGNMENT: usize = SLOT_ALIGNMENT_BYTES as usize;
+
 /// Memory for a bank.
 ///
 /// # Safety
@@ -78,8 +81,8 @@ impl Bank {
     /// # Errors
     /// [`BankError::Size`] for sizes that overflow, [`BankError::Short`] if the aligned slots do not fit into `memory`.
     pub fn from_memory(memory: Box<dyn BankMemory>, slots: u32, slot_bytes: u64) -> Result<Self, BankError> {
-        let total = Self::bytes_with_alignment(slots, slot_bytes)? - SLOT_ALIGNMENT_BYTES as usize;
-        let skipped = memory.base().align_offset(SLOT_ALIGNMENT_BYTES as usize);
+        let total = Self::bytes_with_alignment(slots, slot_bytes)? - ALIGNMENT;
+        let skipped = memory.base().align_offset(ALIGNMENT);
         let available_bytes = memory.len_bytes().saturating_sub(skipped);
         if available_bytes < total {
             return Err(BankError::Short { slots, slot_bytes, available_bytes });
@@ -88,7 +91,8 @@ impl Bank {
         // subtraction gives 0, which passes only for an empty bank, and then `skipped` may still exceed the length, so
         // wrapping arithmetic is used and the pointer is never dereferenced).
         let base = unsafe { NonNull::new_unchecked(memory.base().as_ptr().wrapping_add(skipped)) };
-        Ok(Self { memory, base, slots, slot_bytes: slot_bytes as usize })
+        let slot_bytes = usize::try_from(slot_bytes).map_err(|_| BankError::Size { slots, slot_bytes })?;
+        Ok(Self { memory, base, slots, slot_bytes })
     }
 
     /// Bytes to allocate so that `slots` aligned slots fit wherever the allocation begins.
@@ -270,16 +274,16 @@ mod tests {
     #[test]
     fn slots_are_aligned_zeroed_and_apart() {
         let bank = Bank::anonymous(3, SLOT_ALIGNMENT_BYTES).unwrap();
-        for slot in 0..3 {
+        for slot in 0..3_u8 {
             // SAFETY: one thread, one slice at a time.
-            let bytes = unsafe { bank.slot_mut(SlotId(slot)) };
-            assert_eq!(bytes.as_ptr().align_offset(SLOT_ALIGNMENT_BYTES as usize), 0);
+            let bytes = unsafe { bank.slot_mut(SlotId(slot.into())) };
+            assert_eq!(bytes.as_ptr().align_offset(ALIGNMENT), 0);
             assert!(bytes.iter().all(|&b| b == 0));
-            bytes.fill(slot as u8 + 1);
+            bytes.fill(slot + 1);
         }
-        for slot in 0..3 {
+        for slot in 0..3_u8 {
             // SAFETY: nothing writes any more.
-            assert!(unsafe { bank.slot(SlotId(slot)) }.iter().all(|&b| b == slot as u8 + 1));
+            assert!(unsafe { bank.slot(SlotId(slot.into())) }.iter().all(|&b| b == slot + 1));
         }
     }
 

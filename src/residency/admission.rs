@@ -147,7 +147,7 @@ impl Inner {
         }
         telemetry.requests.requests += u64::from(request.purpose == Purpose::Demand);
         let wake = Arc::clone(&records[record].wake);
-        Lease::new(Arc::clone(self), request.place, record, wake, entries, token.cloned())
+        Lease::new(Arc::clone(self), request.place, record, wake, entries, token.cloned(), request.purpose)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{
+    admission::Purpose,
     cancel::CancelToken,
     manager::{Inner, LayerPlace},
     table::SlotState,
@@ -22,6 +23,15 @@ use crate::{
 ///
 /// A lease may be sent to another thread, and shared to read bytes. Dropping it releases it and forgets errors that
 /// were not told; a lease whose slots a device may still read must be [leaked](Lease::leak) instead.
+///
+/// Bytes cannot be kept beyond the lease:
+/// ```compile_fail,E0505
+/// fn first_byte(lease: streamed_experts::Lease) -> u8 {
+///     let bytes = lease.bytes(0).unwrap();
+///     lease.release().unwrap();
+///     bytes[0]
+/// }
+/// ```
 #[must_use = "experts are held as long as the lease lives; release it when nothing reads its slots any more"]
 #[derive(Debug)]
 pub struct Lease {
@@ -31,6 +41,7 @@ pub struct Lease {
     pub(super) entries: Vec<Entry>,
     pub(super) waited: Duration,
     pub(super) held: bool,
+    pub(super) purpose: Purpose,
     wake: Arc<Condvar>,
     token: Option<CancelToken>,
     /// Misses whose end has not been told.
@@ -86,6 +97,7 @@ impl Lease {
         wake: Arc<Condvar>,
         entries: Vec<Entry>,
         token: Option<CancelToken>,
+        purpose: Purpose,
     ) -> Self {
         let pending = entries.iter().filter(|entry| entry.status == Status::Waiting).count();
         Self {
@@ -95,6 +107,7 @@ impl Lease {
             entries,
             waited: Duration::ZERO,
             held: true,
+            purpose,
             wake,
             token,
             pending,

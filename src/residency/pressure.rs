@@ -49,6 +49,8 @@ pub struct SafePoint {
     pub enabled: u64,
     /// Memory that was given back to the system.
     pub released_bytes: u64,
+    /// Memory of slots that were taken out of use, in a bank whose memory cannot be given back. It stays occupied.
+    pub kept_bytes: u64,
     /// What leased experts keep above the limit. The next safe point tries again.
     pub over_limit_bytes: u64,
 }
@@ -116,7 +118,8 @@ impl ResidencyManager {
     /// fill as experts are read. Blocks while the system takes memory back.
     ///
     /// # Errors
-    /// [`PressureError`] with every slot whose memory could not be given back.
+    /// [`PressureError`] with every slot whose memory the system did not take back. A bank whose memory cannot be given
+    /// back by its nature (a backend's) is no error, but [`SafePoint::kept_bytes`].
     pub fn safe_point(&self) -> Result<SafePoint, PressureError> {
         let inner = &*self.inner;
         let mut applied = lock(&inner.pressure.applied);
@@ -154,8 +157,10 @@ impl Inner {
         done.disabled = slots.len() as u64;
         for &(tier, slot) in slots {
             let bank = &self.core.banks[tier.index()];
+            let slot_bytes = bank.bank().slot_bytes() as u64;
             match bank.fill(slot).release_memory() {
-                Ok(()) => done.released_bytes += bank.bank().slot_bytes() as u64,
+                Ok(()) => done.released_bytes += slot_bytes,
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => done.kept_bytes += slot_bytes,
                 Err(error) => failures.push(ReleaseFailure { tier, slot, error }),
             }
         }

@@ -1,6 +1,7 @@
 //! What becomes of the slots of a lease when it ends.
 
 use super::{
+    admission::Purpose,
     lease::{Entry, Lease, Status},
     manager::Inner,
     state::{State, TierState},
@@ -30,7 +31,8 @@ impl Lease {
                 untold.push(error);
             }
         }
-        if entries.iter().any(|entry| entry.status != Status::Hit) {
+        let missed = entries.iter().any(|entry| entry.status != Status::Hit);
+        if missed && self.purpose == Purpose::Demand {
             telemetry.waited(self.waited);
         }
         entries.retain(|entry| entry.status != Status::Failed);

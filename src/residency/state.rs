@@ -200,7 +200,7 @@ impl LoadSink for Core {
             table.vacate(slot);
         }
         debug_assert!(claimed || pinned || table.state(slot) == SlotState::Idle);
-        state.telemetry.landed(&landing, pinned, claimed);
+        state.telemetry.landed(&landing, pinned, claimed || pinned);
         state.tell(tier, slot, &landing.result);
         self.slots_freed(&state.tiers[tier.index()]);
     }

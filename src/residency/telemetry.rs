@@ -113,7 +113,7 @@ pub struct TelemetrySnapshot {
     pub slots: SlotCounts,
     /// Reading one expert, taken by the reader around its reads: no waiting in the queue.
     pub read_time: Times,
-    /// Waiting for reads, taken by the requester: one record for each lease that had misses, 0 if all was hidden.
+    /// Waiting for reads, taken by the requester: one record for each request that had misses, 0 if all was hidden.
     pub wait_time: Times,
     /// Waiting for working slots: one record for each blocked request.
     pub admission_time: Times,
@@ -159,7 +159,7 @@ impl Telemetry {
         if pinned { &mut self.pinned_reads } else { &mut self.demand_reads }
     }
 
-    pub(super) fn landed(&mut self, landing: &Landing, pinned: bool, claimed: bool) {
+    pub(super) fn landed(&mut self, landing: &Landing, pinned: bool, kept: bool) {
         let counts = self.reads(pinned);
         let ReadTally { reads, bytes, short, interrupted } = landing.tally;
         counts.reads += reads;
@@ -170,7 +170,7 @@ impl Telemetry {
             Ok(()) => counts.experts += 1,
             Err(_) => counts.failed += 1,
         }
-        counts.unclaimed += u64::from(!claimed && landing.result.is_ok());
+        counts.unclaimed += u64::from(!kept && landing.result.is_ok());
         if landing.result.is_ok() {
             self.read_time.record(landing.service_ns);
         }

@@ -34,8 +34,10 @@ type Behaviour = Box<dyn Fn(ExpertKey) -> Read + Send + Sync>;
 
 pub struct TestSource {
     tiers: Vec<Tier>,
-    layers: Vec<SparseLayer>,
-    segments: Vec<Vec<Segment>>,
+    pub layers: Vec<SparseLayer>,
+    pub segments: Vec<Vec<Segment>>,
+    /// An expert that it claims not to have.
+    pub without: Option<ExpertKey>,
     record_bytes: Vec<u64>,
     behaviour: Behaviour,
 }
@@ -104,7 +106,8 @@ impl TestSource {
             .collect();
         let record_bytes =
             layers.iter().map(|layer| tiers[layer.tier.index()].layout.record_bytes()).collect();
-        Self { tiers, layers, segments, record_bytes, behaviour: Box::new(|_| Read::Full) }
+        let behaviour = Box::new(|_| Read::Full);
+        Self { tiers, layers, segments, record_bytes, without: None, behaviour }
     }
 
     pub fn behaving(self, behaviour: impl Fn(ExpertKey) -> Read + Send + Sync + 'static) -> Self {
@@ -124,6 +127,17 @@ impl TestSource {
         let most = self.layers.iter().map(|layer| layer.experts).max().unwrap();
         let slots = u64::from(working_slots.min(most)) + resident * self.layers.len() as u64;
         let budget = Budget { working_slots, ..Budget::new(slots * self.slot_bytes()) };
+        ResidencyPlan::new(self, &budget).unwrap()
+    }
+
+    /// A plan with 2 resident experts in each layer of tier 0, 4 working slots, and what `change` adds; pinned experts
+    /// get slots of their own.
+    pub fn plan_with(&self, change: impl Fn(&mut Budget)) -> ResidencyPlan {
+        let mut budget = Budget { working_slots: 4, ..Budget::new(0) };
+        change(&mut budget);
+        let slots =
+            u64::from(budget.working_slots) + 2 * self.layers.len() as u64 + budget.pinned.len() as u64;
+        budget.budget_bytes = slots * self.slot_bytes();
         ResidencyPlan::new(self, &budget).unwrap()
     }
 
@@ -159,7 +173,8 @@ impl ExpertSource for TestSource {
         let before: u32 =
             self.layers.iter().take_while(|layer| layer.layer < key.layer).map(|l| l.experts).sum();
         let layer = self.layers.iter().find(|layer| layer.layer == key.layer)?;
-        (key.expert.0 < layer.experts).then(|| &self.segments[(before + key.expert.0) as usize][..])
+        (key.expert.0 < layer.experts && self.without != Some(key))
+            .then(|| &self.segments[(before + key.expert.0) as usize][..])
     }
 
     fn read_at(&self, file: FileId, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {

@@ -1,0 +1,12 @@
+//! If this fails, a layer computes with another expert's weights, the process hangs between two layers, or memory goes
+//! beyond the budget.
+
+#[path = "../doubles/mod.rs"]
+mod doubles;
+
+mod leases;
+mod model;
+mod plan;
+mod policy;
+mod pressure;
+mod threads;
