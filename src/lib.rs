@@ -16,6 +16,9 @@ mod sources;
 mod store;
 mod sync;
 
+pub use compute::host::{
+    HostActivations, HostError, HostFamily, HostIsa, HostJob, HostOptions, HostSupport, HostThreads, convert,
+};
 pub use compute::oracle;
 pub use formats::{
     Activation, ConfigError, DecodeError, ExpertGeometry, ExpertView, FloatType, GeometryError, HeaderError,

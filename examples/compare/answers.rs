@@ -39,7 +39,8 @@ impl Answers {
             name.strip_prefix(start)?.strip_suffix(end)?.parse().ok()
         };
         let numbers = |start, end| {
-            let mut numbers: Vec<u32> = tensors.iter().filter_map(|(name, _)| number(name, start, end)).collect();
+            let mut numbers: Vec<u32> =
+                tensors.iter().filter_map(|(name, _)| number(name, start, end)).collect();
             numbers.sort_unstable();
             numbers
         };
@@ -47,7 +48,11 @@ impl Answers {
         let of_checkpoint = !checkpoint.is_empty();
         let layers = if of_checkpoint { checkpoint } else { numbers("", ".x") };
         if layers.is_empty() {
-            return Err(format!("{} has neither `layers.L.input` nor `L.x`: not an answers file", path.display()).into());
+            return Err(format!(
+                "{} has neither `layers.L.input` nor `L.x`: not an answers file",
+                path.display()
+            )
+            .into());
         }
         Ok(Self { tensors, of_checkpoint, layers })
     }
@@ -63,7 +68,9 @@ impl Answers {
         }
         let name = |part: &str| format!("{number}.{part}");
         let indices = self.shape(&name("indices"))?;
-        let [rows, ranks] = indices[..] else { return Err(format!("{number}.indices is not [rows, ranks]").into()) };
+        let [rows, ranks] = indices[..] else {
+            return Err(format!("{number}.indices is not [rows, ranks]").into());
+        };
         Ok(Some(Layer {
             rows,
             ranks,
@@ -89,9 +96,13 @@ impl Answers {
         let tensor = self.tensors.get(name).ok_or_else(|| format!("the answers lack `{name}`"))?;
         let bytes = self.tensors.read(name)?;
         if tensor.dtype == Dtype::F64 {
-            return Ok(bytes.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap_or_default())).collect());
+            return Ok(bytes
+                .chunks_exact(8)
+                .map(|b| f64::from_le_bytes(b.try_into().unwrap_or_default()))
+                .collect());
         }
-        floats(tensor.dtype, &bytes).ok_or_else(|| format!("`{name}` is {:?}, not floating point", tensor.dtype).into())
+        floats(tensor.dtype, &bytes)
+            .ok_or_else(|| format!("`{name}` is {:?}, not floating point", tensor.dtype).into())
     }
 
     pub fn indices(&self, name: &str) -> Result<Vec<u32>, Failure> {

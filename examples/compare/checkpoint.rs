@@ -138,7 +138,8 @@ impl Checkpoint {
     fn correction(&self, gate: &str) -> Result<Vec<f32>, Failure> {
         let name = format!("{gate}.e_score_correction_bias");
         let Some(tensor) = self.tensors.get(&name) else { return Ok(Vec::new()) };
-        let values = floats(tensor.dtype, &self.tensors.read(&name)?).ok_or("the correction bias is not floating point")?;
+        let values = floats(tensor.dtype, &self.tensors.read(&name)?)
+            .ok_or("the correction bias is not floating point")?;
         Ok(values.into_iter().map(|value| value as f32).collect())
     }
 
@@ -162,7 +163,8 @@ impl Checkpoint {
             Some(_) => self.tensors.read(&name(part)).map_err(Failure::from),
             None => Ok(Vec::new()),
         };
-        let weight = self.tensors.get(&name("weight")).ok_or_else(|| format!("`{path}.weight` is missing"))?;
+        let weight =
+            self.tensors.get(&name("weight")).ok_or_else(|| format!("`{path}.weight` is missing"))?;
         let scales = self.tensors.get(&name("scales"));
         let bias = match self.tensors.get(&name("bias")) {
             Some(bias) => {

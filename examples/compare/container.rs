@@ -28,7 +28,8 @@ fn intermediate(path: &Path, hidden: u32) -> Result<u32, Failure> {
         .iter()
         .find(|(name, _)| name.ends_with(".gate_proj.weight"))
         .ok_or_else(|| format!("{} has no expert tensors", path.display()))?;
-    let scales = tensors.get(&format!("{name}.qs")).ok_or_else(|| format!("`{name}.qs` is missing"))?.len_bytes / 4;
+    let scales =
+        tensors.get(&format!("{name}.qs")).ok_or_else(|| format!("`{name}.qs` is missing"))?.len_bytes / 4;
     let half = gate.len_bytes / u64::from(hidden.div_ceil(2)).max(1);
     let whole = gate.len_bytes / u64::from(hidden).max(1);
     let rows = if scales == whole { whole } else { half };

@@ -84,7 +84,8 @@ fn compare(args: &Args) -> Result<bool, Failure> {
 
 fn experts_of(source: &dyn ExpertSource, number: u32) -> Result<u32, Failure> {
     let layer = source.layers().iter().find(|layer| layer.layer.0 == number);
-    let layer = layer.ok_or_else(|| format!("the answers have layer {number}, which has no experts in the source"))?;
+    let layer = layer
+        .ok_or_else(|| format!("the answers have layer {number}, which has no experts in the source"))?;
     Ok(layer.experts)
 }
 
@@ -99,8 +100,11 @@ fn errors(
     let (rows, ranks) = (layer.rows, layer.ranks);
     let hidden = layer.input.len() / rows;
     // Each chosen expert alone: one row per (row, rank), with weight 1.
-    let repeated: Vec<f32> =
-        layer.input.chunks(hidden).flat_map(|row| std::iter::repeat_n(row, ranks).flatten().copied()).collect();
+    let repeated: Vec<f32> = layer
+        .input
+        .chunks(hidden)
+        .flat_map(|row| std::iter::repeat_n(row, ranks).flatten().copied())
+        .collect();
     let single = Routes::from_top_k(rows * ranks, 1, &layer.indices, &vec![1.0; rows * ranks], experts)?;
     let alone = executor.execute_rows(id, &repeated, &BatchPlan::new(&single, experts)?, None)?;
     let routes = Routes::from_top_k(rows, ranks, &layer.indices, &layer.weights, experts)?;
@@ -112,7 +116,9 @@ fn errors(
 /// ‖ours − theirs‖ / ‖theirs‖, in f64. NaN if anything is NaN.
 fn relative_error(ours: &[f32], theirs: &[f64]) -> Result<f64, Failure> {
     if ours.len() != theirs.len() {
-        return Err(format!("the answers have {} values where {} were computed", theirs.len(), ours.len()).into());
+        return Err(
+            format!("the answers have {} values where {} were computed", theirs.len(), ours.len()).into()
+        );
     }
     let square = |sum: f64, value: f64| sum + value * value;
     let error = ours.iter().zip(theirs).map(|(&a, &b)| f64::from(a) - b).fold(0.0, square);

@@ -83,7 +83,9 @@ fn demonstrate(args: &Args) -> Result<bool, Failure> {
     drive::drop_cached_pages(&*source);
     let streamed = run::run(&source, &trace, &settings(budget_bytes), "streaming")?;
     // The peak is read before anything else takes memory: the resident run would hide it.
-    let peak_bytes = MemoryInfo::measure().peak_footprint_bytes.ok_or("the system does not say how much memory a process takes")?;
+    let peak_bytes = MemoryInfo::measure()
+        .peak_footprint_bytes
+        .ok_or("the system does not say how much memory a process takes")?;
     let resident = run::run(&source, &trace, &settings(everything), "resident ")?;
     Ok(summary(&streamed, &resident, raw, peak_bytes, budget_bytes))
 }

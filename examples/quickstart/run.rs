@@ -44,7 +44,8 @@ pub fn run(
     settings: &Settings,
     name: &'static str,
 ) -> Result<Outcome, Failure> {
-    let options = ExecutorOptions { family: settings.family, ..ExecutorOptions::new(settings.budget.clone()) };
+    let options =
+        ExecutorOptions { family: settings.family, ..ExecutorOptions::new(settings.budget.clone()) };
     let mut executor = StreamedExpertExecutor::open(Arc::clone(source), &options)?;
     let layers: Vec<SparseLayer> = source.layers().iter().copied().take(settings.layers).collect();
     let bar = ProgressBar::new(settings.tokens as u64);

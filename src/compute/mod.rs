@@ -1,6 +1,7 @@
 //! Kernel families, and the scalar oracle that all of them are checked against.
 
 mod forward;
+pub(crate) mod host;
 pub mod oracle;
 
 pub use forward::ComputeError;

@@ -381,7 +381,10 @@ fn dimension<T: Copy + std::fmt::Display + TryInto<i32>>(size: T) -> Result<i32,
 
 #[cfg(test)]
 mod tests {
-    #![allow(unsafe_code, reason = "a test fills slots by hand; each block says why nothing else touches them")]
+    #![allow(
+        unsafe_code,
+        reason = "a test fills slots by hand; each block says why nothing else touches them"
+    )]
 
     use half::{bf16, f16};
 

@@ -1,0 +1,5 @@
+//! The instruction sets.
+
+mod portable;
+
+pub(super) use portable::Portable;

@@ -1,0 +1,57 @@
+//! Memory that calls work in, kept from one call to the next.
+
+use std::cell::RefCell;
+
+use crate::sync::{Mutex, lock};
+
+use super::job::PairSet;
+
+/// What one call works in.
+#[derive(Debug, Default)]
+pub(super) struct CallScratch {
+    pub(super) pairs: PairSet,
+    /// The units of the round at hand.
+    pub(super) units: Vec<super::schedule::Unit>,
+    /// The round's input rows, packed.
+    pub(super) input: Vec<f32>,
+    /// The round's activations, packed.
+    pub(super) activated: Vec<f32>,
+}
+
+/// Call scratches that no call is using. As many are made as calls have run at once.
+#[derive(Debug, Default)]
+pub(super) struct ScratchShelf(Mutex<Vec<CallScratch>>);
+
+impl ScratchShelf {
+    /// Runs `work` with a scratch from the shelf and puts it back.
+    pub(super) fn with<R>(&self, work: impl FnOnce(&mut CallScratch) -> R) -> R {
+        let mut scratch = lock(&self.0).pop().unwrap_or_default();
+        let result = work(&mut scratch);
+        lock(&self.0).push(scratch);
+        result
+    }
+}
+
+/// What one thread works in during a task.
+#[derive(Debug, Default)]
+pub(super) struct ThreadScratch {
+    /// Unpacked weights.
+    pub(super) panel: Vec<f32>,
+}
+
+/// A task's products, before they go on.
+#[derive(Debug, Default)]
+pub(super) struct TaskScratch {
+    pub(super) thread: ThreadScratch,
+    pub(super) gate: Vec<f32>,
+    pub(super) up: Vec<f32>,
+}
+
+thread_local! {
+    static TASK: RefCell<TaskScratch> = RefCell::default();
+}
+
+/// Runs `work` with this thread's scratch. Tasks do not start tasks, so it is never taken twice.
+pub(super) fn with_task_scratch<R>(work: impl FnOnce(&mut TaskScratch) -> R) -> R {
+    TASK.with_borrow_mut(work)
+}
