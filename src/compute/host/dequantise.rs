@@ -75,12 +75,12 @@ pub(super) fn dequantise_row(quantisation: Quantisation, row: RowBytes<'_>, colu
         }
         Quantisation::Mxfp4 => {
             for (i, value) in out.iter_mut().enumerate() {
-                *value = E2M1[nibble_at(weights, i)] * e8m0(scales[i / 32]);
+                *value = E2M1[usize::from(nibble_at(weights, i))] * e8m0(scales[i / 32]);
             }
         }
         Quantisation::Nvfp4 => {
             for (i, value) in out.iter_mut().enumerate() {
-                *value = E2M1[nibble_at(weights, i)] * e4m3(scales[i / 16]);
+                *value = E2M1[usize::from(nibble_at(weights, i))] * e4m3(scales[i / 16]);
             }
         }
         Quantisation::Mxfp8 => {
@@ -95,7 +95,7 @@ pub(super) fn dequantise_row(quantisation: Quantisation, row: RowBytes<'_>, colu
                 let q = if bits == 8 {
                     i32::from(weights[i].cast_signed())
                 } else {
-                    nibble_at(weights, i) as i32 - 8
+                    i32::from(nibble_at(weights, i)) - 8
                 };
                 *value = q as f32 * scale;
             }
@@ -105,8 +105,8 @@ pub(super) fn dequantise_row(quantisation: Quantisation, row: RowBytes<'_>, colu
 
 /// Value `index` of a stream of 4-bit values, low nibble first.
 #[inline]
-fn nibble_at(bytes: &[u8], index: usize) -> usize {
-    usize::from(bytes[index / 2] >> (4 * (index % 2)) & 15)
+fn nibble_at(bytes: &[u8], index: usize) -> u8 {
+    bytes[index / 2] >> (4 * (index % 2)) & 15
 }
 
 /// Value `index` of a stream of `bits`-bit values (at most 8), packed from the lowest bit up.

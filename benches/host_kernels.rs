@@ -1,0 +1,3 @@
+//! Figures of the host kernels.
+
+fn main() {}
