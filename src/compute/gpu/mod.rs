@@ -1,0 +1,17 @@
+//! Our own GPU kernels: their text, what they can compute, and the numbers that a dispatch needs.
+//!
+//! Nothing here names a backend: MLX runs the calls described here, and the tests run the same ones on the CPU. The
+//! contract of each kernel is in kernels/README.md.
+
+mod call;
+mod expert;
+mod text;
+mod work;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use call::{Argument, Call, Parameter, Scalar};
+pub(crate) use expert::{GpuExpert, UnsupportedGeometry};
+pub(crate) use text::{KernelName, cuda_source};
+pub(crate) use work::{ComposeTerms, Terms, Tiles, WorkError};

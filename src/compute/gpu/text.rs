@@ -1,0 +1,57 @@
+//! The kernels' text.
+
+/// Helper functions that every kernel's text begins with.
+const HEADER: &str = include_str!("../../../kernels/experts.h");
+
+/// What makes the text CUDA.
+const CUDA_PRELUDE: &str = include_str!("../../../kernels/cuda_prelude.h");
+
+/// One of the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum KernelName {
+    /// gate, up and the activation, for the pairs of a wave.
+    GateUp,
+    /// down, weighted, for the pairs of a wave.
+    Down,
+    /// down, weighted, added up by rows, with the shared row.
+    DownCompose,
+    /// Weighted rows added up, with the shared row.
+    Compose,
+}
+
+impl KernelName {
+    /// All of them.
+    #[cfg(test)]
+    pub(crate) const ALL: [Self; 4] = [Self::GateUp, Self::Down, Self::DownCompose, Self::Compose];
+
+    /// The name that compiled kernels are kept under.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::GateUp => "streamed_experts_gate_up",
+            Self::Down => "streamed_experts_down",
+            Self::DownCompose => "streamed_experts_down_compose",
+            Self::Compose => "streamed_experts_compose",
+        }
+    }
+
+    /// The body of the kernel function, in Metal.
+    pub(crate) const fn body(self) -> &'static str {
+        match self {
+            Self::GateUp => include_str!("../../../kernels/gate_up.metal"),
+            Self::Down => include_str!("../../../kernels/down.metal"),
+            Self::DownCompose => include_str!("../../../kernels/down_compose.metal"),
+            Self::Compose => include_str!("../../../kernels/compose.metal"),
+        }
+    }
+
+    /// What stands before the kernel function, in Metal.
+    pub(crate) const fn header(self) -> &'static str {
+        HEADER
+    }
+}
+
+/// Header and body of a kernel as CUDA: the prelude goes first, and threadgroup variables become shared ones.
+pub(crate) fn cuda_source(kernel: KernelName) -> (String, String) {
+    let header = format!("{CUDA_PRELUDE}\n{}", kernel.header());
+    (header, kernel.body().replace("  threadgroup float ", "  __shared__ float "))
+}
