@@ -389,3 +389,81 @@ fn capture(command: &mut Command) -> Result<String> {
     }
     Ok(String::from_utf8(output.stdout)?)
 }
+
+#[cfg(test)]
+mod tests {
+    //! If these fail, an outdated or half-made MLX is taken for a finished one, or a finished one is made again each time.
+    use std::{fs, path::Path};
+
+    use super::{Inputs, STAMP, chosen_wheel, config_text, locked_package, site_in, write_whole};
+
+    const LOCK: &str = "\
+[[package]]
+name = \"mlx-rs\"
+version = \"0.33.0\"
+source = \"registry+https://github.com/rust-lang/crates.io-index\"
+checksum = \"aa\"
+
+[[package]]
+name = \"mlx-sys\"
+version = \"0.7.0\"
+source = \"registry+https://github.com/rust-lang/crates.io-index\"
+checksum = \"bb\"
+dependencies = [
+ \"bindgen\",
+]
+";
+
+    fn inputs(dir: &Path) -> Inputs {
+        Inputs { dir: dir.to_path_buf(), wheel: "mlx-cpu".to_owned(), mlx_sys: "0.7.0 bb".to_owned() }
+    }
+
+    #[test]
+    fn the_locked_version_and_checksum_are_those_of_mlx_sys() {
+        assert_eq!(locked_package(LOCK, "mlx-sys").as_deref(), Some("0.7.0 bb"));
+        assert_eq!(locked_package(LOCK, "mlx"), None);
+        assert_eq!(locked_package("", "mlx-sys"), None);
+    }
+
+    #[test]
+    fn the_stamp_covers_the_wheel_the_locked_source_and_the_place() {
+        let stamp = inputs(Path::new("/a")).stamp();
+        assert_ne!(stamp, inputs(Path::new("/b")).stamp());
+        assert_ne!(stamp, Inputs { wheel: "mlx-cuda-13".to_owned(), ..inputs(Path::new("/a")) }.stamp());
+        assert_ne!(stamp, Inputs { mlx_sys: "0.7.0 cc".to_owned(), ..inputs(Path::new("/a")) }.stamp());
+    }
+
+    #[test]
+    fn prepared_means_that_the_config_the_stamp_and_every_file_are_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let inputs = inputs(dir.path());
+        let (site, config) = (dir.path().join("mlx-cpu-0.32.2"), dir.path().join("mlx.toml"));
+        fs::create_dir_all(site.join("mlx/lib")).unwrap();
+        for file in ["mlx/lib/libmlx.so", "mlx/lib/libmlxc.so", "bindings.rs"] {
+            fs::write(site.join(file), "").unwrap();
+        }
+        assert!(!inputs.is_prepared(&config), "there is no config");
+        write_whole(&config, &config_text("mlx-cpu", "0.32.2", &site, Path::new("/source")).unwrap())
+            .unwrap();
+        assert!(!inputs.is_prepared(&config), "there is no stamp");
+        write_whole(&site.join(STAMP), &inputs.stamp()).unwrap();
+        assert!(inputs.is_prepared(&config));
+
+        let other_wheel = Inputs { wheel: "mlx-cuda-13".to_owned(), ..self::inputs(dir.path()) };
+        assert!(!other_wheel.is_prepared(&config));
+        fs::remove_file(site.join("mlx/lib/libmlxc.so")).unwrap();
+        assert!(!inputs.is_prepared(&config), "the library is gone");
+    }
+
+    #[test]
+    fn a_config_remembers_its_wheel_and_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("mlx.toml");
+        assert_eq!(chosen_wheel(&config), "mlx-cpu", "the default");
+        let site = Path::new("/some where/mlx-cuda-13-0.32.2");
+        let text = config_text("mlx-cuda-13", "0.32.2", site, Path::new("/source")).unwrap();
+        fs::write(&config, &text).unwrap();
+        assert_eq!(chosen_wheel(&config), "mlx-cuda-13");
+        assert_eq!(site_in(&text).as_deref(), Some(site));
+    }
+}
