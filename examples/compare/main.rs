@@ -8,6 +8,8 @@
 //! * `L.x` [rows, H], `L.indices` [rows, K], `L.weights` [rows, K], `L.shared` [rows, H], `L.expert` [rows, K, H],
 //!   `L.out` [rows, H]: routes and the shared row are given.
 
+#![allow(unreachable_pub, reason = "an example is a program; nothing of it is reached from outside")]
+
 mod answers;
 mod checkpoint;
 #[path = "../common/mod.rs"]

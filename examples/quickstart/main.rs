@@ -3,6 +3,8 @@
 //! Without arguments it writes a checkpoint of 0.7 GB with random experts (once, under target/) and replays a real
 //! routing trace over it.
 
+#![allow(unreachable_pub, reason = "an example is a program; nothing of it is reached from outside")]
+
 mod checkpoint;
 #[path = "../common/mod.rs"]
 mod common;
@@ -15,7 +17,7 @@ use clap::Parser;
 use common::{Failure, budget, bytes, family, trace};
 use indicatif::{ProgressBar, ProgressStyle};
 use run::{Outcome, Settings};
-use streamed_experts::{Budget, ExpertKey, ExpertSource, Family, MemoryInfo, ResidencyPlan, open_source};
+use streamed_experts::{Budget, ExpertSource, Family, MemoryInfo, ResidencyPlan, open_source};
 
 /// Memory that the process may take beyond the budget: its code, MLX and its libraries, activations, read buffers.
 const OVERHEAD_BYTES: u64 = 256 << 20;

@@ -19,7 +19,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) enum TierCompute {
     #[cfg(feature = "mlx")]
-    Stock(StockTier),
+    Stock(Box<StockTier>),
     Host(Arc<HostFamily>),
 }
 
@@ -58,7 +58,7 @@ impl Families {
             Family::Stock => {
                 let (bank, array) = mlx::mlx_bank(slots, tier.layout.slot_bytes())?;
                 let stock = StockTier::new(array, &tier.geometry, &tier.layout).map_err(ComputeError::new)?;
-                Ok((bank, TierCompute::Stock(stock)))
+                Ok((bank, TierCompute::Stock(Box::new(stock))))
             }
             _ => {
                 let bank = Bank::anonymous(slots, tier.layout.slot_bytes())?;
@@ -107,8 +107,9 @@ impl TierCompute {
         match self {
             #[cfg(feature = "mlx")]
             Self::Stock(tier) => {
-                let array = mlx::rows_to_array(input, tier.hidden());
+                let array = mlx::rows_to_array(input, tier.hidden()).map_err(ComputeError::new)?;
                 let shared = shared.map(|rows| mlx::rows_to_array(rows, tier.hidden()));
+                let shared = shared.transpose().map_err(ComputeError::new)?;
                 let forward = StockForward::begin(tier, plan, array, shared).map_err(ComputeError::new)?;
                 Ok(TierForward::Stock(forward))
             }
@@ -181,10 +182,8 @@ impl TierForward<'_> {
             Self::Stock(forward) => forward.finish().map_err(ComputeError::new)?,
             Self::Host(forward) => {
                 let shared = shared.map(mlx::array_to_rows).transpose().map_err(ComputeError::new)?;
-                mlx::rows_to_array(
-                    &forward.finish(shared.as_deref()),
-                    input.shape().last().copied().unwrap_or(0),
-                )
+                let hidden = input.shape().last().copied().unwrap_or(0);
+                mlx::rows_to_array(&forward.finish(shared.as_deref()), hidden).map_err(ComputeError::new)?
             }
         };
         mlx::shape_like(&composed, input).map_err(ComputeError::new)

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Words of one row of the array over the bank: 16 KiB, so that neither dimension outgrows an i32.
-const ROW_WORDS: usize = 4096;
+const ROW_WORDS: i32 = 4096;
 
 /// The MLX array over a bank's memory, from which strided views are cut.
 pub(crate) struct BankArray {
@@ -100,9 +100,10 @@ pub(crate) fn mlx_bank(slots: u32, slot_bytes: u64) -> Result<(Bank, BankArray),
 }
 
 fn shape_of(bytes: usize) -> Result<[i32; 2], String> {
+    let row_bytes = 4 * ROW_WORDS.unsigned_abs() as usize;
     let rows =
-        i32::try_from(bytes / (4 * ROW_WORDS)).map_err(|_| format!("{bytes} B are too many rows for MLX"))?;
-    Ok([rows, ROW_WORDS as i32])
+        i32::try_from(bytes / row_bytes).map_err(|_| format!("{bytes} B are too many rows for MLX"))?;
+    Ok([rows, ROW_WORDS])
 }
 
 /// The address of the array's first word, after evaluating it.
@@ -119,7 +120,7 @@ type Memory = (Box<dyn BankMemory>, Array);
 fn owned(bytes: usize) -> Result<Memory, String> {
     let words = mlx_rs::ops::zeros::<u32>(&shape_of(bytes)?).map_err(|error| error.to_string())?;
     let base = data_pointer(&words)?;
-    if words.strides() != [ROW_WORDS, 1] || words.nbytes() != bytes {
+    if words.strides() != [ROW_WORDS.unsigned_abs() as usize, 1] || words.nbytes() != bytes {
         return Err(format!("MLX laid {bytes} B of zeros out with strides {:?}", words.strides()));
     }
     Ok((

@@ -2,7 +2,7 @@
 
 use mlx_rs::{Array, Dtype, error::Exception, ops::concatenate};
 
-use super::ops::take;
+use super::ops::{dimension, take};
 use crate::routing::BatchPlan;
 
 /// Σ over ranks, in rank order, of weight × row, then the shared row: `[rows, hidden]`, computed in f32.
@@ -29,6 +29,7 @@ pub(crate) fn compose(
     }
     let rows = concatenate(&pieces.iter().collect::<Vec<_>>(), 0)?;
     let mut sum: Option<Array> = None;
+    let count = dimension(plan.rows())?;
     let ranks = (0..plan.rows()).map(|row| plan.row(row).len()).max().unwrap_or(0);
     for rank in 0..ranks {
         let (index, weight): (Vec<u32>, Vec<f32>) = (0..plan.rows())
@@ -38,7 +39,6 @@ pub(crate) fn compose(
                     .map_or((0, 0.0), |chosen| (position[chosen.pair as usize], chosen.weight))
             })
             .unzip();
-        let count = plan.rows() as i32;
         let chosen = take(&rows, &Array::from_slice(&index, &[count]), 0)?;
         let product = chosen.multiply(Array::from_slice(&weight, &[count, 1]))?;
         sum = Some(match sum {
@@ -51,7 +51,7 @@ pub(crate) fn compose(
         (Some(sum), Some(shared)) => sum.add(shared)?,
         (Some(sum), None) => sum,
         (None, Some(shared)) => shared,
-        (None, None) => Array::zeros::<f32>(&[plan.rows() as i32, hidden])?,
+        (None, None) => Array::zeros::<f32>(&[count, hidden])?,
     };
     total.as_dtype(dtype)
 }

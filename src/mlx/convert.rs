@@ -2,7 +2,7 @@
 
 use mlx_rs::{Array, DeviceType, Dtype, transforms::async_eval};
 
-use super::MlxError;
+use super::{MlxError, ops::dimension};
 use crate::formats::FloatType;
 
 /// Whether MLX computes on a GPU unless told otherwise.
@@ -22,9 +22,9 @@ pub(crate) fn float_type(array: &Array) -> Option<FloatType> {
 }
 
 /// `[rows, width]` from rows in host memory. Copies.
-pub(crate) fn rows_to_array(rows: &[f32], width: i32) -> Array {
-    let count = rows.len() as i32 / width.max(1);
-    Array::from_slice(rows, &[count, width])
+pub(crate) fn rows_to_array(rows: &[f32], width: i32) -> Result<Array, MlxError> {
+    let count = dimension(rows.len())? / width.max(1);
+    Ok(Array::from_slice(rows, &[count, width]))
 }
 
 /// The values of an array as f32, row-major. Evaluates and copies.

@@ -127,3 +127,8 @@ fn made(status: i32, result: mlx_sys::mlx_array, what: impl FnOnce() -> String) 
     // SAFETY: the status says that the operation made an array, and nobody else owns its handle.
     Ok(unsafe { Array::from_ptr(result) })
 }
+
+/// A size as MLX wants it.
+pub(crate) fn dimension<T: Copy + std::fmt::Display + TryInto<i32>>(size: T) -> Result<i32, Exception> {
+    size.try_into().map_err(|_| Exception::custom(format!("{size} does not fit an MLX dimension")))
+}

@@ -12,7 +12,7 @@ use mlx_rs::{
 
 use super::{
     bank::BankArray,
-    ops::{Format, Packed, gather_qmm, quantized_matmul, take},
+    ops::{Format, Packed, dimension, gather_qmm, quantized_matmul, take},
 };
 use crate::{
     formats::{Activation, ExpertGeometry, FloatType, Part, Projection, Quantisation, SlotLayout},
@@ -372,11 +372,6 @@ const fn scale_dtype(quantisation: Quantisation) -> (Dtype, usize) {
         Quantisation::Signed { .. } => (Dtype::Float32, 4),
         Quantisation::Mxfp4 | Quantisation::Nvfp4 | Quantisation::Mxfp8 => (Dtype::Uint8, 1),
     }
-}
-
-/// A size as MLX wants it.
-fn dimension<T: Copy + std::fmt::Display + TryInto<i32>>(size: T) -> Result<i32, Exception> {
-    size.try_into().map_err(|_| Exception::custom(format!("{size} does not fit an MLX dimension")))
 }
 
 #[cfg(test)]
