@@ -10,14 +10,22 @@ use std::{io, path::Path};
 
 /// Gives whole pages inside `bytes` back to the system. The mapping stays; the bytes become unspecified.
 pub(crate) fn release_pages(bytes: &mut [u8]) -> io::Result<()> {
+    let pages = whole_pages(bytes);
+    if pages.is_empty() { Ok(()) } else { advise_unneeded(pages) }
+}
+
+/// Tells the system that pages given back are about to be used again. Only macOS wants to know, to count them.
+pub(crate) fn reuse_pages(bytes: &mut [u8]) -> io::Result<()> {
+    let pages = whole_pages(bytes);
+    if pages.is_empty() { Ok(()) } else { advise_needed(pages) }
+}
+
+fn whole_pages(bytes: &mut [u8]) -> &mut [u8] {
     let page = rustix::param::page_size();
     let skipped = bytes.as_ptr().align_offset(page).min(bytes.len());
     let pages = &mut bytes[skipped..];
     let len = pages.len() / page * page;
-    if len == 0 {
-        return Ok(());
-    }
-    advise_unneeded(&mut pages[..len])
+    &mut pages[..len]
 }
 
 #[cfg(target_os = "linux")]
@@ -30,14 +38,29 @@ fn advise_unneeded(pages: &mut [u8]) -> io::Result<()> {
 /// macOS keeps pages that are merely "not needed"; reusable ones leave the footprint. Not run yet, only compiled.
 #[cfg(target_os = "macos")]
 fn advise_unneeded(pages: &mut [u8]) -> io::Result<()> {
-    // SAFETY: as on Linux; a reusable page keeps its bytes or reads as zeros.
-    let status = unsafe { libc::madvise(pages.as_mut_ptr().cast(), pages.len(), libc::MADV_FREE_REUSABLE) };
+    advise(pages, libc::MADV_FREE_REUSABLE)
+}
+
+#[cfg(target_os = "macos")]
+fn advise_needed(pages: &mut [u8]) -> io::Result<()> {
+    advise(pages, libc::MADV_FREE_REUSE)
+}
+
+#[cfg(target_os = "macos")]
+fn advise(pages: &mut [u8], advice: libc::c_int) -> io::Result<()> {
+    // SAFETY: as on Linux; both kinds of advice leave a page as it is or full of zeros.
+    let status = unsafe { libc::madvise(pages.as_mut_ptr().cast(), pages.len(), advice) };
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
 fn advise_unneeded(_: &mut [u8]) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(not(target_os = "macos"))]
+fn advise_needed(_: &mut [u8]) -> io::Result<()> {
+    Ok(())
 }
 
 /// Memory of the machine in bytes.

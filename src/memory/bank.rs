@@ -185,6 +185,22 @@ impl Bank {
         let bytes = unsafe { self.slot_mut(slot) };
         os::release_pages(bytes)
     }
+
+    /// Tells the system that a slot whose memory was given back is used again.
+    ///
+    /// # Safety
+    /// As [`Bank::slot_mut`].
+    ///
+    /// # Errors
+    /// What the system answers. The slot stays usable.
+    pub unsafe fn reuse_memory(&self, slot: SlotId) -> std::io::Result<()> {
+        if !self.memory.can_release_pages() {
+            return Ok(());
+        }
+        // SAFETY: the caller has the slot for itself.
+        let bytes = unsafe { self.slot_mut(slot) };
+        os::reuse_pages(bytes)
+    }
 }
 
 /// An anonymous mapping.

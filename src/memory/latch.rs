@@ -132,6 +132,12 @@ impl Filling<'_> {
         // SAFETY: as for `bytes`: nobody else reads or writes the slot.
         unsafe { self.bank.bank.release_memory(self.slot) }
     }
+
+    /// Tells the system that the slot is used again after its memory was given back.
+    pub(crate) fn reuse_memory(self) -> std::io::Result<()> {
+        // SAFETY: as for `bytes`: nobody else reads or writes the slot.
+        unsafe { self.bank.bank.reuse_memory(self.slot) }
+    }
 }
 
 impl Drop for Filling<'_> {

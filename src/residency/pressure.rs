@@ -55,7 +55,7 @@ pub struct SafePoint {
     pub over_limit_bytes: u64,
 }
 
-/// A slot whose memory the system did not take back. It is out of use all the same.
+/// A slot whose memory the system did not take back, or did not count again. It is out of use, or in use, all the same.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ReleaseFailure {
@@ -67,7 +67,7 @@ pub struct ReleaseFailure {
     pub error: io::Error,
 }
 
-/// Memory that could not be given back; at least one slot's. The limit holds, and the table is consistent.
+/// Memory that could not be given back or taken again; at least one slot's. The limit holds, and the table is consistent.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct PressureError {
@@ -79,7 +79,7 @@ pub struct PressureError {
 
 impl fmt::Display for PressureError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the memory of {} slots could not be given back:", self.failures.len())?;
+        write!(f, "the system refused advice about the memory of {} slots:", self.failures.len())?;
         for (position, ReleaseFailure { tier, slot, error }) in self.failures.iter().enumerate() {
             write!(f, "{} {slot} of {tier} ({error})", if position > 0 { "," } else { "" })?;
         }
@@ -130,14 +130,16 @@ impl ResidencyManager {
             return Ok(done);
         }
         let allowed = allowances(inner.plan(), limit_bytes);
-        let mut disabled = Vec::new();
+        let (mut disabled, mut failures) = (Vec::new(), Vec::new());
         let mut state = inner.state();
         let State { tiers, telemetry, .. } = &mut *state;
         let mut settled = true;
         for ((tier, id), allowed) in tiers.iter_mut().zip((0..).map(TierId)).zip(allowed) {
             settled &= tier.shrink(&allowed, &mut done, &mut telemetry.policy);
-            while tier.table.disabled_slots() > tier.table.disable_target() && tier.table.enable().is_some() {
+            while let Some(slot) = tier.table.enable() {
                 done.enabled += 1;
+                let reused = inner.core.banks[id.index()].fill(slot).reuse_memory();
+                failures.extend(reused.err().map(|error| ReleaseFailure { tier: id, slot, error }));
             }
             while let Some(slot) = tier.table.disable() {
                 disabled.push((id, slot));
@@ -147,13 +149,18 @@ impl ResidencyManager {
         }
         drop(state);
         *applied = Applied { limit_bytes, settled };
-        inner.give_back(&disabled, done)
+        inner.give_back(&disabled, &mut done, &mut failures);
+        if failures.is_empty() { Ok(done) } else { Err(PressureError { done, failures }) }
     }
 }
 
 impl Inner {
-    fn give_back(&self, slots: &[(TierId, SlotId)], mut done: SafePoint) -> Result<SafePoint, PressureError> {
-        let mut failures = Vec::new();
+    fn give_back(
+        &self,
+        slots: &[(TierId, SlotId)],
+        done: &mut SafePoint,
+        failures: &mut Vec<ReleaseFailure>,
+    ) {
         done.disabled = slots.len() as u64;
         for &(tier, slot) in slots {
             let bank = &self.core.banks[tier.index()];
@@ -164,7 +171,6 @@ impl Inner {
                 Err(error) => failures.push(ReleaseFailure { tier, slot, error }),
             }
         }
-        if failures.is_empty() { Ok(done) } else { Err(PressureError { done, failures }) }
     }
 }
 

@@ -285,8 +285,11 @@ impl SlotTable {
         Some(slot)
     }
 
-    /// Takes a disabled slot back into use.
+    /// Takes a disabled slot back into use; `None` if no more are disabled than should be.
     pub(super) fn enable(&mut self) -> Option<SlotId> {
+        if self.disabled.len() <= self.disable_target() {
+            return None;
+        }
         let slot = self.disabled.pop()?;
         self.slots[slot.index()].role = Role::Working;
         self.free.push(slot);
