@@ -81,6 +81,7 @@ mod memory;
 #[cfg(feature = "mlx")]
 mod mlx;
 mod os;
+mod packing;
 mod policy;
 mod residency;
 mod routing;
@@ -95,10 +96,15 @@ pub use compute::{ComputeError, oracle};
 pub use executor::{ExecuteError, ExecutorOpenError, ExecutorOptions, Family, StreamedExpertExecutor};
 pub use formats::{
     Activation, ConfigError, DecodeError, ExpertGeometry, ExpertView, FloatType, GeometryError, HeaderError,
-    Part, Projection, ProjectionGeometry, Quantisation, SlotLayout, decode_floats, dequantise_row,
+    Origin, OriginFile, Part, Projection, ProjectionGeometry, Quantisation, SlabError, SlotLayout,
+    decode_floats, dequantise_row, record_checksum,
 };
 pub use ids::{ExpertId, ExpertKey, FileId, Generation, LayerId, SlotId, SlotRef, TierId};
 pub use memory::{Bank, BankError, BankMemory, MemoryInfo, SLOT_ALIGNMENT_BYTES};
+pub use packing::{
+    BadRecord, PackError, PackOptions, PackProgress, PackReport, VerifyError, VerifyOptions, VerifyProgress,
+    VerifyReport, pack, verify,
+};
 pub use policy::{CachePolicy, Evictable, ExpertNumbering, Lru, PolicyLayer, PolicyScope, Verdict};
 pub use residency::{
     Budget, CancelToken, CloseError, LayerPlan, Lease, LeaseError, ManagerOptions, NotReady, OpenError,
@@ -108,10 +114,11 @@ pub use residency::{
 pub use routing::{BatchPlan, ExpertUse, Job, NoAuxTc, RankedPair, RouteError, Router, RouterError, Routes};
 pub use safetensors::Dtype;
 pub use sources::{
-    Colibri, ColibriOptions, ExpertSource, MlxCheckpoint, Segment, SourceError, SparseLayer, Tensor,
-    TensorError, TensorIndex, Tier, open_source,
+    Checksummed, ChecksumsError, Colibri, ColibriOptions, ExpertChecksums, ExpertSource, FileChange, Mapped,
+    MlxCheckpoint, Segment, SlabSource, SourceError, SparseLayer, Tensor, TensorError, TensorIndex, Tier,
+    open_source,
 };
-pub use store::{LoadError, LoadErrors};
+pub use store::{ChecksumMode, LoadError, LoadErrors};
 
 /// The MLX bindings this crate was built with: `links = "mlx"` allows one version in a program, so use this one.
 #[cfg(feature = "mlx")]

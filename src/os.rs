@@ -6,7 +6,7 @@
 //! buffer a local of the type that the call names. *Threads*: the slice is exclusive; the other calls are thread-safe.
 #![allow(unsafe_code)]
 
-use std::{io, path::Path};
+use std::{fs::File, io, path::Path};
 
 /// Gives whole pages inside `bytes` back to the system. The mapping stays; the bytes become unspecified.
 pub(crate) fn release_pages(bytes: &mut [u8]) -> io::Result<()> {
@@ -61,6 +61,44 @@ fn advise_unneeded(_: &mut [u8]) -> io::Result<()> {
 #[cfg(not(target_os = "macos"))]
 fn advise_needed(_: &mut [u8]) -> io::Result<()> {
     Ok(())
+}
+
+/// Locks a file for this handle alone until it is closed; `false` if another handle has it. The system releases it when a
+/// process dies.
+#[cfg(unix)]
+pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
+    match rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(error) if error == rustix::io::Errno::WOULDBLOCK => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(not(unix))]
+pub(crate) fn try_lock(_: &File) -> io::Result<bool> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Bytes that an ordinary user may still write on the file system of `directory`; `None` where the system does not say.
+#[cfg(unix)]
+pub(crate) fn free_bytes(directory: &Path) -> io::Result<Option<u64>> {
+    let stats = rustix::fs::statvfs(directory)?;
+    Ok(stats.f_bavail.checked_mul(stats.f_frsize))
+}
+
+#[cfg(not(unix))]
+pub(crate) fn free_bytes(_: &Path) -> io::Result<Option<u64>> {
+    Ok(None)
+}
+
+/// Makes a renaming of `path` last: flushes the directory it lies in, where directories can be flushed.
+pub(crate) fn sync_directory_of(path: &Path) -> io::Result<()> {
+    if cfg!(unix) { File::open(directory_of(path))?.sync_all() } else { Ok(()) }
+}
+
+/// The directory that `path` lies in.
+pub(crate) fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Memory of the machine in bytes.

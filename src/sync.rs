@@ -1,6 +1,6 @@
 //! The one place that names thread primitives, so that a model checker can take their place.
 
-pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, atomic};
+pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, atomic, mpsc};
 pub(crate) use std::thread;
 
 /// Locks `mutex` even if a thread panicked while it held it.

@@ -11,7 +11,7 @@ const LAYERS: [&[&str]; 7] = [
     &["ids", "sync"],
     &["memory", "os"],
     &["formats", "sources", "policy"],
-    &["store"],
+    &["store", "packing"],
     &["residency"],
     &["routing", "compute", "mlx"],
     &["executor"],

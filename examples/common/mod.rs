@@ -1,9 +1,10 @@
-//! What several examples need: sizes as people write them, routing traces, and one way to end on an error.
-#![allow(dead_code, reason = "each example uses its part")]
+//! What several examples need: sizes as people write them, sources, routing traces, and one way to end on an error.
+#![allow(dead_code, unreachable_pub, reason = "each example uses its part")]
 
 pub mod budget;
 pub mod bytes;
 pub mod family;
+pub mod source;
 pub mod trace;
 
 /// Prints an error with its causes on one line, and gives the exit code for it.

@@ -190,6 +190,11 @@ impl SlotLayout {
         let (offset, bytes) = self.offsets[part as usize][projection as usize]?;
         Some(offset..offset + bytes)
     }
+
+    /// The bytes of every component, in the order they lie in the slot.
+    pub(crate) fn components(&self) -> impl Iterator<Item = Range<u64>> {
+        self.offsets.iter().flatten().flatten().map(|&(offset, bytes)| offset..offset + bytes)
+    }
 }
 
 /// A shape that cannot be stored or computed as asked.

@@ -1,12 +1,16 @@
 //! What experts look like as bytes: quantisation, geometry, the layout of a slot, and file headers.
 
+mod checksum;
 mod config;
 mod decode;
 mod geometry;
 mod quantisation;
 mod safetensors;
+mod slab;
 mod view;
 
+pub use checksum::record_checksum;
+pub(crate) use checksum::{bytes_checksum, first_nonzero_padding, zero_padding};
 pub use config::ConfigError;
 pub(crate) use config::{MAX_CONFIG_NUMBER, ModelConfig};
 pub(crate) use decode::check_length;
@@ -17,4 +21,6 @@ pub use geometry::{
 pub use quantisation::{FloatType, Quantisation};
 pub use safetensors::HeaderError;
 pub(crate) use safetensors::{EntryList, HeaderTensor, PREFIX_BYTES, header_bytes, parse_header};
+pub(crate) use slab::{Head, HeadState, MAX_RECORDS, Manifest, ManifestLayer, ManifestTier, Table, is_slab};
+pub use slab::{Origin, OriginFile, SlabError};
 pub use view::ExpertView;

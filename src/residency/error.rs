@@ -3,8 +3,8 @@
 use std::io;
 
 use crate::{
-    ids::{ExpertId, LayerId, TierId},
-    store::LoadErrors,
+    ids::{ExpertId, ExpertKey, LayerId, TierId},
+    store::{ChecksumMode, LoadErrors},
 };
 
 /// A request for experts that cannot be served. It holds nothing.
@@ -112,6 +112,16 @@ pub enum OpenError {
         planned_slots: u32,
         /// Bytes of each.
         planned_slot_bytes: u64,
+    },
+    /// Checksums were asked for, and the source has none.
+    #[error(
+        "the source has no checksum of {key}, and `checksums` is {mode:?}: pack it, or add a file of checksums"
+    )]
+    NoChecksum {
+        /// The first expert without one.
+        key: ExpertKey,
+        /// What was asked for.
+        mode: ChecksumMode,
     },
     /// The system refused a thread.
     #[error("could not start {readers} reader threads")]

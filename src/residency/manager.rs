@@ -19,7 +19,7 @@ use crate::{
     memory::{Bank, LatchedBank},
     policy::{CachePolicy, PolicyLayer, PolicyScope},
     sources::ExpertSource,
-    store::{LoadErrors, LoadSink, ReaderPool},
+    store::{Checks, ChecksumMode, LoadErrors, LoadSink, ReaderPool},
     sync::{Arc, Condvar, Mutex, MutexGuard, Weak, lock},
 };
 
@@ -32,11 +32,14 @@ pub struct ManagerOptions {
     /// Threads that read experts, each one expert at a time: the depth at which the drive is used. Default 4; drives
     /// differ, so measure. Between 1 and 256.
     pub readers: u32,
+    /// When the bytes of an expert are compared with the checksum that its source has. An error if the source has none.
+    /// Default: never.
+    pub checksums: ChecksumMode,
 }
 
 impl Default for ManagerOptions {
     fn default() -> Self {
-        Self { readers: 4 }
+        Self { readers: 4, checksums: ChecksumMode::Off }
     }
 }
 
@@ -84,8 +87,8 @@ impl ResidencyManager {
     /// tier from `policy` ([`Lru::boxed`](crate::Lru::boxed), for one). Starts the readers; reads nothing.
     ///
     /// # Errors
-    /// A plan for another source, banks that are not as the plan says, an impossible number of readers, or a system that
-    /// gives no thread.
+    /// A plan for another source, banks that are not as the plan says, an impossible number of readers, checksums asked
+    /// for of a source that lacks them, or a system that gives no thread.
     pub fn new(
         source: Arc<dyn ExpertSource>,
         plan: ResidencyPlan,
@@ -99,6 +102,8 @@ impl ResidencyManager {
         }
         check_source(&plan, &*source)?;
         check_banks(&plan, &banks)?;
+        let checks = Checks::new(&*source, options.checksums);
+        let checks = checks.map_err(|key| OpenError::NoChecksum { key, mode: options.checksums })?;
         let banks: Arc<[LatchedBank]> = banks.into_iter().map(LatchedBank::new).collect();
         let advisors = scopes(&plan)
             .into_iter()
@@ -108,7 +113,7 @@ impl ResidencyManager {
             Arc::new(Core { banks: Arc::clone(&banks), state: Mutex::new(state), admission: Condvar::new() });
         let sink: Arc<dyn LoadSink> = Arc::clone(&core) as Arc<dyn LoadSink>;
         let slots = plan.tiers().iter().map(|tier| tier.slots() as usize).sum();
-        let pool = ReaderPool::start(&source, &banks, &sink, readers, slots)
+        let pool = ReaderPool::start(&source, &banks, &sink, checks, readers, slots)
             .map_err(|source| OpenError::Spawn { readers, source })?;
         let layers = places(&plan);
         Ok(Self { inner: Arc::new(Inner { core, pool, pressure: Pressure::new(), plan, layers }) })

@@ -7,6 +7,7 @@ use safetensors::Dtype;
 use super::{
     ExpertSource, Segment, SparseLayer, Tier,
     error::SourceError,
+    files::FileChange,
     geometry::check_like_first,
     layers::{LayerTensors, MAX_EXPERTS, expert_layers},
     names::{CHECKPOINT_PARTS, ExpertName},
@@ -73,6 +74,10 @@ impl ExpertSource for MlxCheckpoint {
 
     fn path(&self, file: FileId) -> &Path {
         self.tensors.path(file)
+    }
+
+    fn changed(&self, file: FileId) -> Option<FileChange> {
+        self.tensors.changed(file)
     }
 }
 

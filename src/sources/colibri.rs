@@ -7,6 +7,7 @@ use safetensors::Dtype;
 use super::{
     ExpertSource, Segment, SparseLayer, Tier,
     error::SourceError,
+    files::FileChange,
     geometry::check_like_first,
     layers::{LayerTensors, expert_layers},
     names::{COLIBRI_PARTS, ExpertName},
@@ -99,6 +100,10 @@ impl ExpertSource for Colibri {
 
     fn path(&self, file: FileId) -> &Path {
         self.tensors.path(file)
+    }
+
+    fn changed(&self, file: FileId) -> Option<FileChange> {
+        self.tensors.changed(file)
     }
 }
 

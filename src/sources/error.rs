@@ -4,8 +4,9 @@ use std::{io, path::PathBuf};
 
 use safetensors::Dtype;
 
+use super::files::FileChange;
 use crate::{
-    formats::{ConfigError, GeometryError, HeaderError},
+    formats::{ConfigError, GeometryError, HeaderError, SlabError},
     ids::{ExpertKey, LayerId},
 };
 
@@ -158,11 +159,30 @@ pub enum SourceError {
     },
     /// A directory that holds neither kind of files.
     #[error(
-        "{path} holds neither a checkpoint (model*.safetensors) nor a Colibri container (out-*.safetensors)"
+        "{path} is no slab, and holds neither a checkpoint (model*.safetensors) nor a Colibri container (out-*.safetensors)"
     )]
     Unrecognised {
         /// The directory.
         path: PathBuf,
+    },
+    /// A slab that cannot be used.
+    #[error(transparent)]
+    Slab(#[from] SlabError),
+    /// The system did not map a file.
+    #[error("could not map {}", path.display())]
+    Map {
+        /// The file.
+        path: PathBuf,
+        /// What the system answered.
+        source: io::Error,
+    },
+    /// A file that is not the one that was opened any more.
+    #[error("{} has changed: {change}", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// How.
+        change: FileChange,
     },
     /// Files that cannot be opened or believed.
     #[error(transparent)]

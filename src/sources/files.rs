@@ -1,12 +1,46 @@
 //! The open files of a source, read by position from any thread.
 
 use std::{
-    fs::File,
+    fmt,
+    fs::{File, Metadata},
     io,
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use crate::ids::FileId;
+
+/// How a file differs from what it was when it was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FileChange {
+    /// It was cut, or something was appended.
+    Length {
+        /// Its length when it was opened.
+        opened_bytes: u64,
+        /// Its length now.
+        now_bytes: u64,
+    },
+    /// It was written to.
+    Written,
+    /// Its path names another file now. The open one still holds what it held.
+    Replaced,
+    /// Its path names nothing now. The open one still holds what it held.
+    Removed,
+}
+
+impl fmt::Display for FileChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Length { opened_bytes, now_bytes } => {
+                write!(f, "it has {now_bytes} B now, and had {opened_bytes} B when it was opened")
+            }
+            Self::Written => f.write_str("it was written to since it was opened"),
+            Self::Replaced => f.write_str("its path names another file since it was opened"),
+            Self::Removed => f.write_str("it was removed since it was opened"),
+        }
+    }
+}
 
 /// One open file.
 #[derive(Debug)]
@@ -14,6 +48,8 @@ pub(super) struct SourceFile {
     path: PathBuf,
     file: File,
     len_bytes: u64,
+    modified: Option<SystemTime>,
+    identity: Option<(u64, u64)>,
 }
 
 impl SourceFile {
@@ -24,7 +60,26 @@ impl SourceFile {
         if !metadata.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
-        Ok(Self { path, file, len_bytes: metadata.len() })
+        let (modified, identity) = (metadata.modified().ok(), identity(&metadata));
+        Ok(Self { path, file, len_bytes: metadata.len(), modified, identity })
+    }
+
+    /// How it differs from what it was when it was opened, as far as the system tells. Asks the system twice.
+    pub(super) fn changed(&self) -> Option<FileChange> {
+        if let Ok(now) = self.file.metadata() {
+            if now.len() != self.len_bytes {
+                let (opened_bytes, now_bytes) = (self.len_bytes, now.len());
+                return Some(FileChange::Length { opened_bytes, now_bytes });
+            }
+            if now.modified().ok() != self.modified {
+                return Some(FileChange::Written);
+            }
+        }
+        match std::fs::metadata(&self.path) {
+            Ok(named) if identity(&named) != self.identity => Some(FileChange::Replaced),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Some(FileChange::Removed),
+            _ => None,
+        }
     }
 
     /// Its path.
@@ -60,6 +115,18 @@ impl SourceFile {
         }
         Ok(())
     }
+}
+
+/// What tells a file from every other one, where the system has such a thing.
+#[cfg(unix)]
+fn identity(metadata: &Metadata) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt as _;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+#[cfg(not(unix))]
+fn identity(_: &Metadata) -> Option<(u64, u64)> {
+    None
 }
 
 #[cfg(unix)]
@@ -101,4 +168,20 @@ impl SourceFiles {
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
+}
+
+/// Writes a file so that its path names the old contents or the new, never a part: written beside it, flushed, renamed.
+pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.tmp", std::process::id()));
+    let written = File::create(&beside).and_then(|mut file| {
+        io::Write::write_all(&mut file, bytes)?;
+        file.sync_all()
+    });
+    let renamed = written.and_then(|()| std::fs::rename(&beside, path));
+    if let Err(error) = renamed {
+        let _ = std::fs::remove_file(&beside);
+        return Err(error);
+    }
+    crate::os::sync_directory_of(path)
 }

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// No model may have layers numbered beyond this.
-const MAX_LAYERS: u32 = 4096;
+pub(super) const MAX_LAYERS: u32 = 4096;
 
 /// No layer may have more experts than this.
 pub(super) const MAX_EXPERTS: u32 = 1 << 14;

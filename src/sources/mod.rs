@@ -1,21 +1,29 @@
 //! Where experts come from: which file ranges make an expert, in what geometry and quantisation.
 
 mod checkpoint;
+mod checksums;
 mod colibri;
 mod error;
 mod files;
 mod geometry;
 mod layers;
+mod mapped;
 mod names;
 mod shards;
+mod slab;
 mod table;
 mod tensors;
 
 use std::{fmt, io, path::Path};
 
 pub use checkpoint::MlxCheckpoint;
+pub(crate) use checksums::LayerChecksums;
+pub use checksums::{Checksummed, ChecksumsError, ExpertChecksums};
 pub use colibri::{Colibri, ColibriOptions};
 pub use error::{SourceError, TensorError};
+pub use files::FileChange;
+pub use mapped::Mapped;
+pub use slab::SlabSource;
 pub use tensors::{Tensor, TensorIndex};
 
 use crate::{
@@ -79,10 +87,27 @@ pub trait ExpertSource: Send + Sync + fmt::Debug {
 
     /// The path of a file, for messages.
     fn path(&self, file: FileId) -> &Path;
+
+    /// What [`record_checksum`](crate::record_checksum) of expert `key` should be, where the source knows it. Default:
+    /// it does not.
+    fn checksum(&self, key: ExpertKey) -> Option<u64> {
+        let _ = key;
+        None
+    }
+
+    /// How a file differs from what it was when the source was opened, as far as the system tells; asked for when a read
+    /// has failed, and whenever a caller wants to know. Default: nothing is known.
+    ///
+    /// Unnoticed stays what keeps length and modification time (a write through a mapping that is not yet flushed, a
+    /// damaged sector, a clock set back), and on file systems over a network what their caches hide. Checksums notice.
+    fn changed(&self, file: FileId) -> Option<FileChange> {
+        let _ = file;
+        None
+    }
 }
 
-/// Opens a directory as what it holds: an [`MlxCheckpoint`] if it has `model*.safetensors`, a [`Colibri`] container if it
-/// has `out-*.safetensors`. `Arc::from` shares it.
+/// Opens a file that is a slab as a [`SlabSource`], and a directory as what it holds: an [`MlxCheckpoint`] if it has
+/// `model*.safetensors`, a [`Colibri`] container if it has `out-*.safetensors`. `Arc::from` shares it.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -95,9 +120,13 @@ pub trait ExpertSource: Send + Sync + fmt::Debug {
 /// ```
 ///
 /// # Errors
-/// A directory that cannot be read, or that holds neither or both; then what the source's own `open` refuses.
-pub fn open_source(directory: impl AsRef<Path>) -> Result<Box<dyn ExpertSource>, SourceError> {
-    let directory = directory.as_ref();
+/// A file that is no slab, a directory that cannot be read, or that holds neither or both; then what the source's own
+/// `open` refuses.
+pub fn open_source(path: impl AsRef<Path>) -> Result<Box<dyn ExpertSource>, SourceError> {
+    let directory = path.as_ref();
+    if directory.is_file() {
+        return Ok(Box::new(SlabSource::open(directory)?));
+    }
     match shards::what_lies_in(directory)? {
         (true, false) => Ok(Box::new(MlxCheckpoint::open(directory)?)),
         (false, true) => Ok(Box::new(Colibri::open(directory)?)),

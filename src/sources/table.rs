@@ -5,7 +5,7 @@ use std::fmt;
 use super::{Segment, SparseLayer, Tier, error::SourceError};
 use crate::{
     formats::{ExpertGeometry, GeometryError, SlotLayout},
-    ids::{ExpertKey, LayerId, TierId},
+    ids::{ExpertKey, FileId, LayerId, TierId},
 };
 
 /// Reads that one expert may need: four parts of three projections, none of them neighbours.
@@ -22,7 +22,8 @@ const MAX_EXPERTS_IN_ALL: usize = 1 << 18;
 /// # Invariants
 /// 1. `layers` ascend; `first_experts` has one entry per layer: the position of its expert 0 among all experts.
 /// 2. `starts` has one entry more than there are experts; expert n's reads are `segments[starts[n]..starts[n + 1]]`.
-/// 3. The reads of an expert do not overlap in the slot and cover exactly the components of its tier's layout.
+/// 3. The reads of an expert do not overlap in the slot. They cover exactly the components of its tier's layout, or, if it
+///    is stored as the slot is laid out, the whole slot.
 #[derive(Default)]
 pub(super) struct ExpertTable {
     tiers: Vec<Tier>,
@@ -111,6 +112,15 @@ impl ExpertTable {
             .push(u32::try_from(self.segments.len()).expect("at most MAX_EXPERTS_IN_ALL × MAX_SEGMENTS"));
     }
 
+    /// Adds the next expert of the layer begun last, stored in one piece as its slot is laid out.
+    pub(super) fn push_record(&mut self, file: FileId, file_offset_bytes: u64) {
+        let tier = self.layers.last().expect("a layer was begun").tier;
+        let len_bytes = self.tiers[tier.index()].layout.slot_bytes();
+        self.segments.push(Segment { file, file_offset_bytes, slot_offset_bytes: 0, len_bytes });
+        self.starts
+            .push(u32::try_from(self.segments.len()).expect("at most MAX_EXPERTS_IN_ALL × MAX_SEGMENTS"));
+    }
+
     /// The geometries.
     pub(super) fn tiers(&self) -> &[Tier] {
         &self.tiers
@@ -121,13 +131,15 @@ impl ExpertTable {
         &self.layers
     }
 
+    /// The position of an expert among all of them.
+    pub(super) fn position(&self, key: ExpertKey) -> Option<usize> {
+        let layer = self.layers.binary_search_by_key(&key.layer, |layer| layer.layer).ok()?;
+        (key.expert.0 < self.layers[layer].experts).then(|| self.first_experts[layer] + key.expert.index())
+    }
+
     /// The reads of an expert.
     pub(super) fn segments(&self, key: ExpertKey) -> Option<&[Segment]> {
-        let position = self.layers.binary_search_by_key(&key.layer, |layer| layer.layer).ok()?;
-        if key.expert.0 >= self.layers[position].experts {
-            return None;
-        }
-        let expert = self.first_experts[position] + key.expert.index();
+        let expert = self.position(key)?;
         let (start, end) = (*self.starts.get(expert)?, *self.starts.get(expert + 1)?);
         Some(&self.segments[start as usize..end as usize])
     }

@@ -9,7 +9,7 @@ use safetensors::Dtype;
 
 use super::{
     error::TensorError,
-    files::{SourceFile, SourceFiles},
+    files::{FileChange, SourceFile, SourceFiles},
     shards::{ShardIndex, Shards, what_lies_in},
 };
 use crate::{
@@ -233,6 +233,11 @@ impl TensorIndex {
     /// One positional read, as [`ExpertSource::read_at`](super::ExpertSource::read_at) has it.
     pub(super) fn read_at(&self, file: FileId, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
         self.files.get(file).read_at(buffer, offset_bytes)
+    }
+
+    /// As [`ExpertSource::changed`](super::ExpertSource::changed) has it.
+    pub(super) fn changed(&self, file: FileId) -> Option<FileChange> {
+        self.files.get(file).changed()
     }
 
     /// Forgets the tensors for which `keep` says no; their files stay open.

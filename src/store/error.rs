@@ -2,7 +2,7 @@
 
 use std::{fmt, io, path::PathBuf};
 
-use crate::{ids::ExpertKey, sync::Arc};
+use crate::{ids::ExpertKey, sources::FileChange, sync::Arc};
 
 /// An expert that could not be loaded. Its slot is free again, and the next request for it reads anew.
 ///
@@ -26,7 +26,8 @@ pub enum LoadError {
     },
     /// The file ends inside the expert: it was cut since it was opened.
     #[error(
-        "{} ends inside {key}: wanted {wanted_bytes} B at offset {offset_bytes} B, got {got_bytes} B", path.display()
+        "{} ends inside {key}: wanted {wanted_bytes} B at offset {offset_bytes} B, got {got_bytes} B{}", path.display(),
+        note(change)
     )]
     UnexpectedEnd {
         /// The expert.
@@ -39,6 +40,27 @@ pub enum LoadError {
         wanted_bytes: u64,
         /// How much of it there was.
         got_bytes: u64,
+        /// How the file has changed since it was opened, where that can be seen.
+        change: Option<FileChange>,
+    },
+    /// The expert's bytes are not those that its checksum was taken of.
+    #[error(
+        "{key} at offset {offset_bytes} B of {} is damaged: its checksum is {found:016x}, and should be \
+         {expected:016x}{}", path.display(), note(change)
+    )]
+    Checksum {
+        /// The expert.
+        key: ExpertKey,
+        /// The file that its first read is from.
+        path: PathBuf,
+        /// Where that read begins.
+        offset_bytes: u64,
+        /// What the source says.
+        expected: u64,
+        /// What the bytes have.
+        found: u64,
+        /// How the file has changed since it was opened, where that can be seen.
+        change: Option<FileChange>,
     },
     /// Reads of one segment were interrupted again and again.
     #[error(
@@ -93,6 +115,11 @@ pub enum LoadError {
     /// The wait was cancelled. What has been read stays consistent.
     #[error("the wait for experts of a lease was cancelled")]
     Cancelled,
+}
+
+/// The end of a message: how a file has changed.
+fn note(change: &Option<FileChange>) -> String {
+    change.map_or(String::new(), |change| format!(" ({change})"))
 }
 
 /// Every error of one lease; at least one.

@@ -3,6 +3,7 @@
 use std::{any::Any, io, panic::AssertUnwindSafe, time::Instant};
 
 use super::{
+    checks::Checks,
     error::LoadError,
     queue::ReadQueue,
     read::{self, ReadTally},
@@ -54,16 +55,18 @@ impl ReaderPool {
         source: &Arc<dyn ExpertSource>,
         banks: &Arc<[LatchedBank]>,
         sink: &Arc<dyn LoadSink>,
+        checks: Checks,
         readers: u32,
         limit: usize,
     ) -> io::Result<Self> {
+        let checks = Arc::new(checks);
         let pool = Self { queue: Arc::new(ReadQueue::new(limit)), threads: Mutex::default() };
         for reader in 0..readers {
             let (source, banks, sink) = (Arc::clone(source), Arc::clone(banks), Arc::clone(sink));
-            let queue = Arc::clone(&pool.queue);
+            let (queue, checks) = (Arc::clone(&pool.queue), Arc::clone(&checks));
             let spawned = thread::Builder::new()
                 .name(format!("streamed-experts-read-{reader}"))
-                .spawn(move || serve(&queue, &*source, &banks, &*sink));
+                .spawn(move || serve(&queue, &*source, &banks, &checks, &*sink));
             match spawned {
                 Ok(thread) => lock(&pool.threads).push(thread),
                 Err(error) => {
@@ -98,13 +101,19 @@ impl ReaderPool {
     }
 }
 
-fn serve(queue: &ReadQueue, source: &dyn ExpertSource, banks: &[LatchedBank], sink: &dyn LoadSink) {
+fn serve(
+    queue: &ReadQueue,
+    source: &dyn ExpertSource,
+    banks: &[LatchedBank],
+    checks: &Checks,
+    sink: &dyn LoadSink,
+) {
     while let Some(load) = queue.next() {
-        sink.landed(perform(source, banks, load));
+        sink.landed(perform(source, banks, checks, load));
     }
 }
 
-fn perform(source: &dyn ExpertSource, banks: &[LatchedBank], load: Load) -> Landing {
+fn perform(source: &dyn ExpertSource, banks: &[LatchedBank], checks: &Checks, load: Load) -> Landing {
     let mut tally = ReadTally::default();
     let mut service_ns = 0;
     // The tally may be short after a panic, and the slot holds part of an expert: it is freed, never leased.
@@ -114,7 +123,7 @@ fn perform(source: &dyn ExpertSource, banks: &[LatchedBank], load: Load) -> Land
         let began = Instant::now();
         let result = read::read_expert(source, load.key, filling.bytes(), &mut tally);
         service_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        result
+        result.and_then(|()| checks.check(source, load.tier, load.key, filling.bytes()))
     }));
     let result = caught
         .unwrap_or_else(|panic| Err(LoadError::Panicked { key: load.key, message: message(panic.as_ref()) }));

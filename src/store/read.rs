@@ -26,7 +26,7 @@ pub(crate) struct ReadTally {
 }
 
 /// Reads every segment of `key` into `slot`. Bytes between segments stay as they are.
-pub(super) fn read_expert(
+pub(crate) fn read_expert(
     source: &dyn ExpertSource,
     key: ExpertKey,
     slot: &mut [u8],
@@ -73,6 +73,7 @@ fn read_segment(
                     offset_bytes: segment.file_offset_bytes,
                     wanted_bytes: segment.len_bytes,
                     got_bytes: done as u64,
+                    change: source.changed(segment.file),
                 });
             }
             Ok(got) if got > wanted => {

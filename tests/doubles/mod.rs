@@ -209,7 +209,14 @@ pub fn manager_with(
 ) -> ResidencyManager {
     let banks = plan.anonymous_banks().unwrap();
     let source = Arc::clone(source) as Arc<dyn ExpertSource>;
-    ResidencyManager::new(source, plan, banks, policy, &ManagerOptions { readers }).unwrap()
+    ResidencyManager::new(
+        source,
+        plan,
+        banks,
+        policy,
+        &ManagerOptions { readers, ..ManagerOptions::default() },
+    )
+    .unwrap()
 }
 
 /// Checks every ready expert of a lease, byte for byte.
