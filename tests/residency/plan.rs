@@ -137,8 +137,14 @@ fn a_manager_is_refused_banks_plans_and_readers_that_do_not_fit() {
     let plan = source.plan(2, 2);
     let open = |plan: &ResidencyPlan, banks, readers| {
         let source = Arc::clone(&source) as Arc<dyn ExpertSource>;
-        ResidencyManager::new(source, plan.clone(), banks, Lru::boxed, &ManagerOptions { readers })
-            .unwrap_err()
+        ResidencyManager::new(
+            source,
+            plan.clone(),
+            banks,
+            Lru::boxed,
+            &ManagerOptions { readers, ..ManagerOptions::default() },
+        )
+        .unwrap_err()
     };
     let banks = || plan.anonymous_banks().unwrap();
     assert_eq!(open(&plan, banks(), 0).to_string(), "0 reader threads: between 1 and 256 are possible");
