@@ -572,7 +572,7 @@ fn an_activation_that_no_kernel_has_is_refused() {
 }
 
 #[test]
-fn a_directory_that_is_missing_empty_or_a_file_is_refused() {
+fn a_path_to_nothing_to_an_empty_directory_or_to_some_file_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     says(&refusal(directory.path()), &["holds neither", "model*.safetensors", "out-*.safetensors"]);
     let missing = directory.path().join("missing");
@@ -580,7 +580,7 @@ fn a_directory_that_is_missing_empty_or_a_file_is_refused() {
     says(&text(&TensorIndex::open(&missing).unwrap_err()), &["could not open", "missing"]);
     let file = directory.path().join("a-file");
     fs::write(&file, "hello, I am no directory").unwrap();
-    says(&refusal(&file), &["could not open", "a-file"]);
+    says(&refusal(&file), &["a-file", "is not a slab"]);
     says(&text(&MlxCheckpoint::open(directory.path()).unwrap_err()), &["no file", "model*.safetensors"]);
     says(&text(&Colibri::open(directory.path()).unwrap_err()), &["no file", "out-*.safetensors"]);
     says(&text(&TensorIndex::open_file(directory.path()).unwrap_err()), &["could not open", "regular file"]);
