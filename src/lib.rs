@@ -99,7 +99,9 @@ pub use formats::{
 };
 pub use ids::{ExpertId, ExpertKey, FileId, Generation, LayerId, SlotId, SlotRef, TierId};
 pub use memory::{Bank, BankError, BankMemory, MemoryInfo, SLOT_ALIGNMENT_BYTES};
-pub use policy::{CachePolicy, Evictable, ExpertNumbering, Lru, PolicyLayer, PolicyScope, Verdict};
+pub use policy::{
+    CachePolicy, Echo, Evictable, ExpertNumbering, Frequency, Lru, PolicyLayer, PolicyScope, S3Fifo, Verdict,
+};
 pub use residency::{
     Budget, CancelToken, CloseError, LayerPlan, Lease, LeaseError, ManagerOptions, NotReady, OpenError,
     PlanError, PolicyCounts, PressureError, ReadCounts, ReleaseFailure, RequestCounts, ResidencyManager,
