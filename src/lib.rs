@@ -82,11 +82,15 @@ mod memory;
 mod mlx;
 mod os;
 mod policy;
+mod recorder;
+mod replay;
 mod residency;
 mod routing;
 mod sources;
 mod store;
 mod sync;
+mod traces;
+mod usage;
 
 pub use compute::host::{
     HostActivations, HostError, HostFamily, HostIsa, HostJob, HostOptions, HostSupport, HostThreads, convert,
@@ -102,6 +106,8 @@ pub use memory::{Bank, BankError, BankMemory, MemoryInfo, SLOT_ALIGNMENT_BYTES};
 pub use policy::{
     CachePolicy, Echo, Evictable, ExpertNumbering, Frequency, Lru, PolicyLayer, PolicyScope, S3Fifo, Verdict,
 };
+pub use recorder::{RecorderError, RecorderLimits, RouteRecorder};
+pub use replay::{Bounds, HitCounts, Machine, ReplaySlots, Replayed, belady, bounds, replay, replay_from};
 pub use residency::{
     Budget, CancelToken, CloseError, LayerPlan, Lease, LeaseError, ManagerOptions, NotReady, OpenError,
     PlanError, PolicyCounts, PressureError, ReadCounts, ReleaseFailure, RequestCounts, ResidencyManager,
@@ -114,6 +120,8 @@ pub use sources::{
     TensorError, TensorIndex, Tier, open_source,
 };
 pub use store::{LoadError, LoadErrors};
+pub use traces::{Trace, TraceError, TraceLayer, TraceRequest};
+pub use usage::{DamagedLedger, LedgerError, PinOptions, UsageLedger, plan_pins};
 
 /// The MLX bindings this crate was built with: `links = "mlx"` allows one version in a program, so use this one.
 #[cfg(feature = "mlx")]

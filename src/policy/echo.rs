@@ -100,7 +100,8 @@ impl Echo {
 
     /// Forgets what a layer did more than `HISTORY` forwards ago.
     fn catch_up(&mut self, layer: usize) {
-        let from = std::mem::replace(&mut self.up_to[layer], self.forward).max(self.forward.saturating_sub(HISTORY as u64));
+        let from = std::mem::replace(&mut self.up_to[layer], self.forward)
+            .max(self.forward.saturating_sub(HISTORY as u64));
         let experts = self.numbering.range(layer);
         for forward in from + 1..=self.forward {
             let at = position(forward);

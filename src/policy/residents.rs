@@ -16,7 +16,8 @@ pub(super) struct Residents {
 
 impl Residents {
     pub(super) fn new(scope: &PolicyScope<'_>, numbering: &ExpertNumbering) -> Self {
-        let lists = scope.layers.iter().map(|layer| Vec::with_capacity(layer.resident_slots as usize)).collect();
+        let lists =
+            scope.layers.iter().map(|layer| Vec::with_capacity(layer.resident_slots as usize)).collect();
         Self { lists, place: vec![ABSENT; numbering.len()].into() }
     }
 
