@@ -83,11 +83,15 @@ mod mlx;
 mod os;
 mod packing;
 mod policy;
+mod recorder;
+mod replay;
 mod residency;
 mod routing;
 mod sources;
 mod store;
 mod sync;
+mod traces;
+mod usage;
 
 pub use compute::host::{
     HostActivations, HostError, HostFamily, HostIsa, HostJob, HostOptions, HostSupport, HostThreads, convert,
@@ -105,7 +109,11 @@ pub use packing::{
     BadRecord, PackError, PackOptions, PackProgress, PackReport, VerifyError, VerifyOptions, VerifyProgress,
     VerifyReport, pack, verify,
 };
-pub use policy::{CachePolicy, Evictable, ExpertNumbering, Lru, PolicyLayer, PolicyScope, Verdict};
+pub use policy::{
+    CachePolicy, Echo, Evictable, ExpertNumbering, Frequency, Lru, PolicyLayer, PolicyScope, S3Fifo, Verdict,
+};
+pub use recorder::{RecorderError, RecorderLimits, RouteRecorder};
+pub use replay::{Bounds, HitCounts, Machine, ReplaySlots, Replayed, belady, bounds, replay, replay_from};
 pub use residency::{
     Budget, CancelToken, CloseError, LayerPlan, Lease, LeaseError, ManagerOptions, NotReady, OpenError,
     PlanError, PolicyCounts, PressureError, ReadCounts, ReleaseFailure, RequestCounts, ResidencyManager,
@@ -119,6 +127,8 @@ pub use sources::{
     open_source,
 };
 pub use store::{ChecksumMode, LoadError, LoadErrors};
+pub use traces::{Trace, TraceError, TraceLayer, TraceRequest};
+pub use usage::{DamagedLedger, LedgerError, PinOptions, UsageLedger, plan_pins};
 
 /// The MLX bindings this crate was built with: `links = "mlx"` allows one version in a program, so use this one.
 #[cfg(feature = "mlx")]

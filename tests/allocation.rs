@@ -9,8 +9,8 @@ use std::{
     sync::Arc,
 };
 
-use doubles::{TestSource, experts, manager, verify};
-use streamed_experts::LayerId;
+use doubles::{TestSource, experts, manager, manager_with, verify};
+use streamed_experts::{Echo, Frequency, LayerId, S3Fifo};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -97,4 +97,22 @@ fn the_requester_of_a_miss_allocates_nothing_either() {
     assert_eq!(allocations, 0);
     assert!(misses > 200);
     verify(&source, &manager.lease_with(LayerId(0), &experts([3]), |_| {}).unwrap());
+}
+
+#[test]
+fn no_policy_allocates_when_it_is_asked_or_told() {
+    for policy in [Frequency::boxed, Frequency::boxed_decayed, S3Fifo::boxed, Echo::boxed] {
+        let source = Arc::new(TestSource::new(&[16, 16]));
+        let manager = manager_with(&source, source.plan(3, 4), 2, policy);
+        let allocations = allocations_of(|| {
+            for round in 0..400 {
+                let layer = LayerId(round % 2);
+                let lease =
+                    manager.lease_with(layer, &experts([round % 16, (round + 5) % 16]), |_| {}).unwrap();
+                lease.release().unwrap();
+            }
+        });
+        assert_eq!(allocations, 0);
+        assert!(manager.telemetry().policy.evictions > 100);
+    }
 }

@@ -10,10 +10,10 @@ use std::{
 const LAYERS: [&[&str]; 7] = [
     &["ids", "sync"],
     &["memory", "os"],
-    &["formats", "sources", "policy"],
+    &["formats", "sources", "policy", "traces", "replay", "usage"],
     &["store", "packing"],
     &["residency"],
-    &["routing", "compute", "mlx"],
+    &["routing", "compute", "mlx", "recorder"],
     &["executor"],
 ];
 

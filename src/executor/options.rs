@@ -2,7 +2,7 @@
 
 use crate::{
     compute::host::HostOptions,
-    policy::{CachePolicy, Lru, PolicyScope},
+    policy::{CachePolicy, Echo, PolicyScope},
     residency::{Budget, ManagerOptions},
 };
 
@@ -43,7 +43,7 @@ pub struct ExecutorOptions {
     pub host: HostOptions,
     /// How the manager reads. None of it changes a result.
     pub manager: ManagerOptions,
-    /// Makes each tier's cache policy. Default [`Lru::boxed`]. It does not change a result.
+    /// Makes each tier's cache policy. Default [`Echo::boxed`]. It does not change a result.
     pub policy: fn(&PolicyScope<'_>) -> Box<dyn CachePolicy>,
 }
 
@@ -56,7 +56,7 @@ impl ExecutorOptions {
             family: Family::default(),
             host: HostOptions::default(),
             manager: ManagerOptions::default(),
-            policy: Lru::boxed,
+            policy: Echo::boxed,
         }
     }
 }

@@ -66,6 +66,10 @@ mod tests {
     struct Set(Vec<ExpertKey>);
 
     impl Evictable for Set {
+        fn layer(&self) -> LayerId {
+            LayerId(0)
+        }
+
         fn contains(&self, key: ExpertKey) -> bool {
             self.0.contains(&key)
         }

@@ -1,11 +1,18 @@
 //! Which expert to give up for another. Policies are pure: no clock, no lock, no input or output, no randomness that
 //! is not seeded; the same sequence of calls gives the same answers, live and in replay.
 
+mod echo;
+mod frequency;
 mod lru;
+mod residents;
+mod s3_fifo;
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
+pub use echo::Echo;
+pub use frequency::Frequency;
 pub use lru::Lru;
+pub use s3_fifo::S3Fifo;
 
 use crate::ids::{ExpertId, ExpertKey, LayerId, TierId};
 
@@ -30,8 +37,11 @@ pub struct PolicyScope<'a> {
     pub layers: &'a [PolicyLayer],
 }
 
-/// The experts that may be evicted for one decision: resident, unleased, not pinned, of the pool in question.
+/// The experts that may be evicted for one decision: those of one layer that are resident, unleased and not pinned.
 pub trait Evictable {
+    /// The layer they belong to.
+    fn layer(&self) -> LayerId;
+
     /// Whether `key` is one of them.
     fn contains(&self, key: ExpertKey) -> bool;
 
@@ -51,11 +61,12 @@ pub enum Verdict {
 
 /// Decides which resident expert gives way.
 ///
-/// The slot table calls the methods in this order. For a request: `accessed` for each expert, in rank order, when the
-/// request is admitted. When its lease ends, for each expert that was read for it, in rank order: if its layer has
-/// room, `inserted`; otherwise `victim`, and if that evicts, `removed` for the victim and `inserted` for the newcomer.
-/// An expert that was inserted in a release is not evictable in the same release, so of more misses than a layer has
-/// room for, the first in rank order are kept. Pinned experts are never mentioned.
+/// The slot table calls the methods in this order. For a request: `requested` for its layer, then `accessed` for each
+/// expert, in rank order, when the request is admitted. When its lease ends, for each expert that was read for it, in
+/// rank order: if its layer has room, `inserted`; otherwise `victim`, and if that evicts, `removed` for the victim and
+/// `inserted` for the newcomer. The experts of the request are not evictable until all of that is done: neither its hits
+/// nor what was just inserted. So of more misses than a layer has room for, the first in rank order are kept. Pinned
+/// experts are never mentioned.
 ///
 /// Every answer is checked. A victim that is not evictable, a `Bypass` where nothing is incoming, or a panic is counted
 /// in telemetry as a violation, and the table gives up its least recently used expert instead; after a panic the
@@ -63,6 +74,11 @@ pub enum Verdict {
 ///
 /// Methods are called under the table's lock: they must be quick, should not allocate, and must not call the manager.
 pub trait CachePolicy: Send + fmt::Debug {
+    /// A request for experts of `layer` is admitted; `accessed` follows for each of them. Does nothing by default.
+    fn requested(&mut self, layer: LayerId) {
+        let _ = layer;
+    }
+
     /// A request names `key`. `hit`: its bytes were in memory.
     fn accessed(&mut self, key: ExpertKey, hit: bool);
 
@@ -110,6 +126,23 @@ impl ExpertNumbering {
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The position of `layer` among the layers of the scope.
+    fn layer(&self, layer: LayerId) -> Option<usize> {
+        self.layers.binary_search_by_key(&layer, |&(layer, ..)| layer).ok()
+    }
+
+    /// The expert with number `number`, which is one of the layer at a position.
+    fn key_in(&self, position: usize, number: usize) -> ExpertKey {
+        let (layer, _, first) = self.layers[position];
+        ExpertKey::new(layer, ExpertId(u32::try_from(number - first).unwrap_or(u32::MAX)))
+    }
+
+    /// The experts of the layer at a position, as numbers.
+    fn range(&self, position: usize) -> Range<usize> {
+        let (_, experts, first) = self.layers[position];
+        first..first + experts as usize
     }
 
     /// The number of `key`; `None` if it is not in the scope.

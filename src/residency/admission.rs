@@ -119,6 +119,9 @@ impl Inner {
         let tier_state = &mut tiers[tier.index()];
         let table = &mut tier_state.table;
         let mut entries = std::mem::take(&mut records[record].entries);
+        if request.purpose == Purpose::Demand {
+            tier_state.advisor.requested(layer, &mut telemetry.policy);
+        }
         for (at, &expert) in request.experts.iter().enumerate() {
             let place = Place { layer: position, expert };
             let known = table.find(place);

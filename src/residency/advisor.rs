@@ -4,7 +4,7 @@ use std::panic::AssertUnwindSafe;
 
 use super::{table::SlotTable, telemetry::PolicyCounts};
 use crate::{
-    ids::{ExpertKey, SlotId},
+    ids::{ExpertKey, LayerId, SlotId},
     policy::{CachePolicy, Verdict},
 };
 
@@ -17,6 +17,10 @@ pub(super) struct Advisor {
 impl Advisor {
     pub(super) fn new(policy: Box<dyn CachePolicy>) -> Self {
         Self { policy: Some(policy) }
+    }
+
+    pub(super) fn requested(&mut self, layer: LayerId, counts: &mut PolicyCounts) {
+        self.ask(counts, |policy| policy.requested(layer));
     }
 
     pub(super) fn accessed(&mut self, key: ExpertKey, hit: bool, counts: &mut PolicyCounts) {

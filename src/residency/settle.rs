@@ -5,7 +5,7 @@ use super::{
     lease::{Entry, Lease, Status},
     manager::Inner,
     state::{State, TierState},
-    table::{Place, Role, SlotState},
+    table::{Role, SlotState},
     telemetry::{PolicyCounts, Telemetry},
 };
 use crate::{ids::TierId, store::LoadError, sync::lock};
@@ -39,12 +39,11 @@ impl Lease {
         if leak {
             entries.retain(|entry| entry.status == Status::Waiting || !tier.leak(entry));
         }
-        entries.retain(|entry| !self.inner.let_go(tier, self.place.tier, entry, telemetry));
-        for entry in &entries {
-            tier.keep(Place { layer: self.place.position, expert: entry.expert }, &mut telemetry.policy);
+        for entry in entries.iter().filter(|_| !leak) {
+            tier.keep(self.place.position, entry, &mut telemetry.policy);
         }
         for entry in &entries {
-            tier.end(entry);
+            self.inner.let_go(tier, self.place.tier, entry, telemetry);
         }
         self.inner.core.slots_freed(tier);
         state.return_record(self.record, entries);
@@ -53,28 +52,24 @@ impl Lease {
 }
 
 impl Inner {
-    /// Ends the lease of one expert, unless it was read for this lease and nobody else holds it. Such an expert stays
-    /// leased until it is decided whether it is kept. Whether the lease has ended.
-    fn let_go(&self, tier: &mut TierState, id: TierId, entry: &Entry, telemetry: &mut Telemetry) -> bool {
+    /// Ends the lease of one expert. What was read for nobody else and is not kept makes room; a read that nobody waits
+    /// for any more is taken back.
+    fn let_go(&self, tier: &mut TierState, id: TierId, entry: &Entry, telemetry: &mut Telemetry) {
         let (table, slot) = (&mut tier.table, entry.slot.slot);
         debug_assert_eq!(table.generation(slot), entry.slot.generation);
         let last = table.leases(slot) == 1;
         let (role, state) = (table.role(slot), table.state(slot));
-        if state == SlotState::Ready && role == Role::Working && last {
-            return false;
-        }
         table.unlease(slot);
         let abandoned = match state {
-            SlotState::Reserved => last && role == Role::Working,
+            SlotState::Reserved | SlotState::Ready => last && role == Role::Working,
             SlotState::Loading => last && self.pool.cancel(id, entry.slot),
-            SlotState::Idle | SlotState::Ready => false,
+            SlotState::Idle => false,
         };
         if abandoned {
             let cancelled = u64::from(state == SlotState::Loading);
             telemetry.reads(role == Role::Pinned).cancelled += cancelled;
             table.vacate(slot);
         }
-        true
     }
 }
 
@@ -88,15 +83,16 @@ impl TierState {
         true
     }
 
-    /// Makes an expert that was read resident, if its layer has room or the policy makes room.
-    fn keep(&mut self, place: Place, counts: &mut PolicyCounts) {
+    /// Makes an expert that was read, and that nobody else holds, resident, if its layer has room or the policy makes
+    /// room. Every expert of the lease is still held, so none of them gives way to another.
+    fn keep(&mut self, layer: usize, entry: &Entry, counts: &mut PolicyCounts) {
         let Self { table, advisor, .. } = self;
-        let layer = table.layers()[place.layer];
-        let Some((slot, key)) = table.find(place).and_then(|slot| Some((slot, table.key(slot)?))) else {
-            return;
-        };
-        if layer.resident >= layer.allowed {
-            let Some(victim) = advisor.victim(table, place.layer, Some(key), counts) else {
+        let slot = entry.slot.slot;
+        let read_for_us = table.role(slot) == Role::Working && table.state(slot) == SlotState::Ready;
+        let Some(key) = table.key(slot).filter(|_| read_for_us && table.leases(slot) == 1) else { return };
+        let slots = table.layers()[layer];
+        if slots.resident >= slots.allowed {
+            let Some(victim) = advisor.victim(table, layer, Some(key), counts) else {
                 counts.bypasses += 1;
                 return;
             };
@@ -109,14 +105,5 @@ impl TierState {
         table.promote(slot);
         counts.promotions += 1;
         advisor.inserted(key, counts);
-    }
-
-    /// Ends the last lease of an expert that was read.
-    fn end(&mut self, entry: &Entry) {
-        let (table, slot) = (&mut self.table, entry.slot.slot);
-        table.unlease(slot);
-        if table.role(slot) == Role::Working {
-            table.vacate(slot);
-        }
     }
 }

@@ -383,6 +383,10 @@ impl LayerResidents<'_> {
 }
 
 impl Evictable for LayerResidents<'_> {
+    fn layer(&self) -> LayerId {
+        self.table.layers[self.layer].layer
+    }
+
     fn contains(&self, key: ExpertKey) -> bool {
         self.slot(key).is_some()
     }

@@ -138,6 +138,9 @@ fn a_policy_that_panics_is_not_asked_again_and_the_table_goes_on() {
 struct Witness(Arc<Mutex<Vec<String>>>);
 
 impl CachePolicy for Witness {
+    fn requested(&mut self, layer: LayerId) {
+        self.0.lock().unwrap().push(format!("asked of {layer}"));
+    }
     fn accessed(&mut self, key: ExpertKey, hit: bool) {
         self.0.lock().unwrap().push(format!("{} {key}", if hit { "hit" } else { "miss" }));
     }
@@ -179,21 +182,20 @@ fn a_policy_is_told_everything_in_the_documented_order() {
     assert_eq!(
         *told.lock().unwrap(),
         [
+            "asked of L0",
             "miss L0E3",
             "miss L0E1",
             "in L0E3",
             "in L0E1",
+            "asked of L0",
             "hit L0E3",
             "miss L0E5",
             "miss L0E6",
-            "Some(L0E5) for one of [L0E1, L0E3]",
+            "Some(L0E5) for one of [L0E1]", // L0E3 belongs to the request
             "out L0E1",
-            "in L0E5",
-            "Some(L0E6) for one of [L0E3]",
+            "in L0E5", // for L0E6 nothing may give way
+            "None for one of [L0E3, L0E5]",
             "out L0E3",
-            "in L0E6",
-            "None for one of [L0E5, L0E6]",
-            "out L0E5",
         ]
     );
 }

@@ -1,0 +1,7 @@
+//! How often each expert was asked for, over many runs, and which ones deserve a slot for ever.
+
+mod ledger;
+mod pins;
+
+pub use ledger::{DamagedLedger, LedgerError, UsageLedger};
+pub use pins::{PinOptions, plan_pins};
