@@ -231,7 +231,7 @@ fn relative_error(ours: &[f32], theirs: &[f32]) -> f64 {
 
 #[test]
 fn every_architecture_gives_the_logits_and_tokens_of_mlx_lm() {
-    for architecture in ["qwen3_moe", "olmoe", "glm4_moe", "mixtral", "gpt_oss"] {
+    for architecture in ["qwen3_moe", "olmoe", "glm4_moe", "mixtral", "gpt_oss", "deepseek_v3"] {
         let directory = root("tests/fixtures").join(format!("whole-{architecture}"));
         let answers = answers(&directory);
         for family in FAMILIES {
@@ -366,7 +366,8 @@ fn bad_input_is_one_clear_sentence_and_exit_code_2() {
     fs::write(copy.path().join("config.json"), r#"{"model_type": "llama"}"#).unwrap();
     assert_eq!(
         ask(made, &[]),
-        "`llama` is not an architecture that this example runs; it runs qwen3_moe, olmoe, glm4_moe, mixtral, gpt_oss"
+        "`llama` is not an architecture that this example runs; it runs qwen3_moe, olmoe, glm4_moe, mixtral, gpt_oss, \
+         deepseek_v3"
     );
 
     for file in fs::read_dir(root("tests/fixtures/qwen3_moe-sharded")).unwrap() {

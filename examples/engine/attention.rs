@@ -112,3 +112,11 @@ fn band(offset: i32, tokens: i32, begin: i32, window: i32) -> Array {
         (offset..end).flat_map(|query| (begin..end).map(move |key| sees(query, key))).collect();
     Array::from_slice(&all, &[tokens, end - begin])
 }
+
+/// What is added to the scores of keys `0..offset + tokens`: 0 where a query may see the key, else −∞.
+pub fn visible(offset: i32, tokens: i32) -> Array {
+    let end = offset + tokens;
+    let added = |query: i32, key: i32| if key <= query { 0.0 } else { f32::NEG_INFINITY };
+    let all: Vec<f32> = (offset..end).flat_map(|query| (0..end).map(move |key| added(query, key))).collect();
+    Array::from_slice(&all, &[tokens, end])
+}

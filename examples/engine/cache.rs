@@ -20,7 +20,7 @@ pub struct Cache {
     capacity: i32,
 }
 
-/// One layer's part: `[1, kv heads, capacity, head width]` each.
+/// One layer's part: `[1, heads, capacity, width]` each.
 #[derive(Debug)]
 pub struct LayerCache {
     keys: Array,
@@ -31,17 +31,19 @@ impl Cache {
     pub fn new(config: &Config, capacity: usize) -> Result<Self, Exception> {
         let capacity =
             i32::try_from(capacity).map_err(|_| Exception::custom("a cache larger than MLX counts"))?;
-        let shape = [1, config.kv_heads, capacity, config.head_width];
+        let [heads, key_width, value_width] = config.cached();
+        let make = |width| zeros::<f32>(&[1, heads, capacity, width]);
         let layers = (0..config.layers)
-            .map(|_| Ok(LayerCache { keys: zeros::<f32>(&shape)?, values: zeros::<f32>(&shape)? }))
+            .map(|_| Ok(LayerCache { keys: make(key_width)?, values: make(value_width)? }))
             .collect::<Result<_, Exception>>()?;
         Ok(Self { layers, tokens: 0, capacity })
     }
 
     /// What a cache of `capacity` tokens takes.
     pub fn bytes(config: &Config, capacity: usize) -> u64 {
-        let values = u64::from(config.layers) * config.kv_heads as u64 * config.head_width as u64;
-        2 * 4 * values * capacity as u64
+        let [heads, key_width, value_width] = config.cached();
+        let token = heads as u64 * (key_width + value_width) as u64 * size_of::<f32>() as u64;
+        u64::from(config.layers) * token * capacity as u64
     }
 
     /// Tokens held.
@@ -70,7 +72,7 @@ impl Cache {
 }
 
 impl LayerCache {
-    /// Puts `[1, kv heads, tokens, head width]` at position `at`.
+    /// Puts `[1, heads, tokens, width]` at position `at`.
     pub fn put(&mut self, keys: &Array, values: &Array, at: i32) -> Result<(), Exception> {
         let end = at + keys.dim(2);
         self.keys.try_index_mut((.., .., at..end, ..), keys)?;

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use streamed_experts::{NoAuxTc, Router};
 
-use super::{Failure, rope::Rope};
+use super::{Failure, latent::LatentWidths, rope::Rope};
 
 /// The architectures that the engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,10 +13,12 @@ pub enum Architecture {
     Glm4Moe,
     Mixtral,
     GptOss,
+    DeepseekV3,
 }
 
 impl Architecture {
-    pub const ALL: [Self; 5] = [Self::Qwen3Moe, Self::Olmoe, Self::Glm4Moe, Self::Mixtral, Self::GptOss];
+    pub const ALL: [Self; 6] =
+        [Self::Qwen3Moe, Self::Olmoe, Self::Glm4Moe, Self::Mixtral, Self::GptOss, Self::DeepseekV3];
 
     /// Its `model_type`.
     pub const fn name(self) -> &'static str {
@@ -26,6 +28,7 @@ impl Architecture {
             Self::Glm4Moe => "glm4_moe",
             Self::Mixtral => "mixtral",
             Self::GptOss => "gpt_oss",
+            Self::DeepseekV3 => "deepseek_v3",
         }
     }
 
@@ -43,7 +46,7 @@ impl Architecture {
         match self {
             Self::Mixtral => ("block_sparse_moe", "gate"),
             Self::GptOss => ("mlp", "router"),
-            Self::Qwen3Moe | Self::Olmoe | Self::Glm4Moe => ("mlp", "gate"),
+            Self::Qwen3Moe | Self::Olmoe | Self::Glm4Moe | Self::DeepseekV3 => ("mlp", "gate"),
         }
     }
 }
@@ -69,6 +72,8 @@ pub struct Config {
     pub rope: Rope,
     /// Whether q and k are normalised before they are rotated.
     pub qk_norm: bool,
+    /// The widths of latent attention, where the architecture has it.
+    pub latent: Option<LatentWidths>,
     pub stop_ids: Vec<u32>,
     json: Value,
 }
@@ -89,7 +94,17 @@ impl Config {
         };
         let rotated = match architecture {
             Architecture::Glm4Moe => (f64::from(head_width) * number(&json, "partial_rotary_factor")?) as i32,
+            Architecture::DeepseekV3 => size(&json, "qk_rope_head_dim")?,
             _ => head_width,
+        };
+        let latent = match architecture {
+            Architecture::DeepseekV3 => Some(LatentWidths {
+                plain: size(&json, "qk_nope_head_dim")?,
+                rotated,
+                value: size(&json, "v_head_dim")?,
+                latent: size(&json, "kv_lora_rank")?,
+            }),
+            _ => None,
         };
         Ok(Self {
             architecture,
@@ -99,15 +114,25 @@ impl Config {
             head_width,
             norm_epsilon: number(&json, "rms_norm_eps")? as f32,
             context: size(&json, "max_position_embeddings").unwrap_or(4096) as usize,
-            rope: Rope::new(&json, rotated)?,
+            rope: Rope::new(&json, rotated, latent.is_some())?,
             qk_norm: match architecture {
                 Architecture::Qwen3Moe | Architecture::Olmoe => true,
                 Architecture::Glm4Moe => json["use_qk_norm"].as_bool().unwrap_or(false),
-                Architecture::Mixtral | Architecture::GptOss => false,
+                Architecture::Mixtral | Architecture::GptOss | Architecture::DeepseekV3 => false,
             },
+            latent,
             stop_ids: ids(&json["eos_token_id"]),
             json,
         })
+    }
+
+    /// What the cache holds for a token of a layer: heads, and the widths of their keys and values. With latent attention
+    /// these are the latent row and the rotated key that all heads share.
+    pub const fn cached(&self) -> [i32; 3] {
+        match &self.latent {
+            Some(widths) => [1, widths.latent, widths.rotated],
+            None => [self.kv_heads, self.head_width, self.head_width],
+        }
     }
 
     /// How many of the newest positions `layer` attends to; `None`: all.
@@ -117,7 +142,7 @@ impl Config {
         }
         let sliding = match &self.json["layer_types"] {
             Value::Array(types) => types.get(layer as usize).is_some_and(|kind| kind == "sliding_attention"),
-            _ => layer % 2 == 0,
+            _ => layer.is_multiple_of(2),
         };
         sliding.then(|| size(&self.json, "sliding_window")).transpose()
     }
@@ -131,7 +156,7 @@ impl Config {
                 Router::SoftmaxTopK { top_k, renormalise: flag("norm_topk_prob", false) }
             }
             Architecture::Mixtral | Architecture::GptOss => Router::TopKSoftmax { top_k },
-            Architecture::Glm4Moe => Router::NoAuxTc(NoAuxTc {
+            Architecture::Glm4Moe | Architecture::DeepseekV3 => Router::NoAuxTc(NoAuxTc {
                 top_k,
                 correction,
                 groups: size(&self.json, "n_group")? as u32,

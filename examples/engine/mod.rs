@@ -7,7 +7,7 @@
 //! 3. [`experts`]: router logits become `Routes`, these a `BatchPlan`, and the executor computes it. This is the whole
 //!    of what changes in a layer.
 //!
-//! The rest is what any engine has: [`attention`], [`cache`], [`rope`], [`weights`], [`tokens`], [`chat`], [`sample`].
+//! The rest is what any engine has: [`attention`], [`latent`], [`cache`], [`rope`], [`weights`], [`tokens`], [`chat`], [`sample`].
 //! Activations are f32: MLX's quantised product on a CPU sums in the type of its input, and bf16 is too coarse for that.
 #![allow(dead_code, reason = "each program that includes the engine uses its part")]
 
@@ -17,6 +17,7 @@ pub mod chat;
 pub mod config;
 pub mod experts;
 pub mod generate;
+pub mod latent;
 pub mod model;
 pub mod repository;
 pub mod rope;

@@ -13,6 +13,7 @@ use super::{
     cache::Cache,
     config::Config,
     experts::{Experts, host_rows},
+    latent::LatentAttention,
     repository::Repository,
     rows::Rows,
     weights::{Embedding, Linear, Mlp, Norm},
@@ -87,7 +88,11 @@ impl Model {
         for (number, layer) in self.dense.layers.iter().enumerate() {
             let attended = rows.each(&x, |x, row| {
                 let normed = layer.attention_norm.forward(x)?;
-                Ok(layer.attention.forward(&normed, cache.layer(number), offset + row)?)
+                let cache = cache.layer(number);
+                Ok(match &layer.attention {
+                    AttentionKind::Heads(attention) => attention.forward(&normed, cache, offset + row)?,
+                    AttentionKind::Latent(attention) => attention.forward(&normed, cache, offset + row)?,
+                })
             })?;
             x = x.add(attended)?;
             let normed = rows.each(&x, |x, _| Ok(layer.feed_forward_norm.forward(x)?))?;
@@ -123,9 +128,16 @@ pub struct Dense {
 #[derive(Clone, Debug)]
 struct Layer {
     attention_norm: Norm,
-    attention: Attention,
+    attention: AttentionKind,
     feed_forward_norm: Norm,
     feed_forward: FeedForward,
+}
+
+/// How a layer attends.
+#[derive(Clone, Debug)]
+enum AttentionKind {
+    Heads(Attention),
+    Latent(LatentAttention),
 }
 
 /// What a layer does after attention.
@@ -177,7 +189,10 @@ impl Dense {
         let mut all = self.embedding.arrays();
         for layer in &self.layers {
             all.extend([layer.attention_norm.array(), layer.feed_forward_norm.array()]);
-            all.extend(layer.attention.arrays());
+            all.extend(match &layer.attention {
+                AttentionKind::Heads(attention) => attention.arrays(),
+                AttentionKind::Latent(attention) => attention.arrays(),
+            });
             all.extend(match &layer.feed_forward {
                 FeedForward::Dense(mlp) => mlp.arrays(),
                 FeedForward::Experts(experts) => experts.arrays(),
@@ -199,7 +214,10 @@ impl Layer {
         };
         Ok(Self {
             attention_norm: Norm::read(repository, &format!("{path}.input_layernorm"))?,
-            attention: Attention::read(repository, layer)?,
+            attention: match repository.config.latent {
+                Some(widths) => AttentionKind::Latent(LatentAttention::read(repository, layer, widths)?),
+                None => AttentionKind::Heads(Attention::read(repository, layer)?),
+            },
             feed_forward_norm: Norm::read(repository, &format!("{path}.post_attention_layernorm"))?,
             feed_forward,
         })

@@ -15,7 +15,10 @@ use super::{
 pub struct Rope {
     /// How many of a head's leading dimensions are turned.
     rotated: i32,
+    /// Whether a pair is two neighbours, not one of each half.
+    neighbours: bool,
     kind: Kind,
+    attention_gain: f32,
 }
 
 #[derive(Clone, Debug)]
@@ -33,7 +36,7 @@ enum Kind {
 
 impl Rope {
     /// From `rope_theta` and `rope_scaling`, or the newer `rope_parameters` that holds both.
-    pub fn new(json: &Value, rotated: i32) -> Result<Self, Failure> {
+    pub fn new(json: &Value, rotated: i32, neighbours: bool) -> Result<Self, Failure> {
         let both = &json["rope_parameters"];
         let base =
             number(if json["rope_theta"].is_null() && both.is_object() { both } else { json }, "rope_theta")?;
@@ -50,19 +53,28 @@ impl Rope {
                 .into());
             }
         };
-        Ok(Self { rotated, kind })
+        let all = scaling["mscale_all_dim"].as_f64().unwrap_or(0.0);
+        let factor = scaling["factor"].as_f64().unwrap_or(1.0);
+        Ok(Self { rotated, neighbours, kind, attention_gain: gain(factor, all) as f32 })
+    }
+
+    /// What DeepSeek multiplies attention's scale with, twice, for YaRN's sake.
+    pub const fn attention_gain(&self) -> f32 {
+        self.attention_gain
     }
 
     /// Turns `[1, heads, tokens, width]`, whose first token is at position `offset`.
     pub fn turn(&self, x: &Array, offset: i32) -> Result<Array, Exception> {
         match &self.kind {
-            &Kind::Plain { base, scale } => fast::rope(x, self.rotated, false, base, scale, offset, None),
+            &Kind::Plain { base, scale } => {
+                fast::rope(x, self.rotated, self.neighbours, base, scale, offset, None)
+            }
             Kind::Wavelengths { wavelengths, gain } => {
                 let count = self.rotated / 2;
                 let freqs = Array::from_slice(wavelengths, &[count]);
                 // The gain is for the turned part, which is the whole head wherever YaRN is used here.
                 let x = if *gain == 1.0 { x.clone() } else { x.multiply(Array::from_f32(*gain))? };
-                fast::rope(&x, self.rotated, false, None, 1.0, offset, &freqs)
+                fast::rope(&x, self.rotated, self.neighbours, None, 1.0, offset, &freqs)
             }
         }
     }
@@ -86,7 +98,11 @@ fn yarn(scaling: &Value, base: f64, rotated: i32) -> Result<Kind, Failure> {
         let ramp = ((f64::from(pair) - first) / (last - first)).clamp(0.0, 1.0);
         (kept * stretched / (stretched * (1.0 - ramp) + kept * ramp)) as f32
     });
-    let gain = |weight: f64| if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 };
-    let gain = gain(or("mscale", 1.0)) / gain(or("mscale_all_dim", 0.0));
+    let gain = gain(factor, or("mscale", 1.0)) / gain(factor, or("mscale_all_dim", 0.0));
     Ok(Kind::Wavelengths { wavelengths: wavelengths.collect(), gain: gain as f32 })
+}
+
+/// How much YaRN sharpens attention.
+fn gain(factor: f64, weight: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 }
 }

@@ -9,7 +9,7 @@ use streamed_experts::mlx_rs::{
 
 use super::{Failure, config::Packing, repository::Repository};
 
-/// A matrix `[rows, columns]`.
+/// A matrix `[rows, columns]`, or one for each head.
 #[derive(Clone, Debug)]
 enum Matrix {
     /// In f32.
@@ -36,7 +36,7 @@ impl Matrix {
     /// x · Wᵀ.
     fn product(&self, x: &Array) -> Result<Array, Exception> {
         match self {
-            Self::Plain(weight) => x.matmul(weight.transpose()?),
+            Self::Plain(weight) => x.matmul(weight.swap_axes(-1, -2)?),
             Self::Packed { weight, scales, biases, packing } => {
                 quantized_matmul(x, weight, scales, biases, true, packing.group, packing.bits)
             }
@@ -126,8 +126,11 @@ pub struct Norm {
 
 impl Norm {
     pub fn read(repository: &Repository, path: &str) -> Result<Self, Failure> {
-        let weight = wide(repository, &format!("{path}.weight"))?;
-        Ok(Self { weight, epsilon: repository.config.norm_epsilon })
+        Self::read_with(repository, path, repository.config.norm_epsilon)
+    }
+
+    pub fn read_with(repository: &Repository, path: &str, epsilon: f32) -> Result<Self, Failure> {
+        Ok(Self { weight: wide(repository, &format!("{path}.weight"))?, epsilon })
     }
 
     pub fn forward(&self, x: &Array) -> Result<Array, Exception> {

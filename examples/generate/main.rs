@@ -3,9 +3,9 @@
 #![allow(unreachable_pub, reason = "an example is a program; nothing of it is reached from outside")]
 
 #[path = "../common/mod.rs"]
-pub mod common;
+pub(crate) mod common;
 #[path = "../engine/mod.rs"]
-pub mod engine;
+pub(crate) mod engine;
 mod report;
 
 use std::{
@@ -33,9 +33,10 @@ const MLX_CACHE_BYTES: usize = 32 << 20;
 /// Generate text with a mixture-of-experts model, streaming its experts within a memory budget.
 #[derive(Parser)]
 #[command(
-    after_help = "Sizes: 4GiB, 600MB, 1048576. Architectures: qwen3_moe, olmoe, glm4_moe, mixtral, gpt_oss."
+    after_help = "Sizes: 4GiB, 600MB, 1048576. Architectures: qwen3_moe, olmoe, glm4_moe, mixtral, gpt_oss, \
+                  deepseek_v3."
 )]
-pub struct Args {
+pub(crate) struct Args {
     /// A repository's directory: config.json, tokenizer.json and safetensors, as mlx-community has them
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
@@ -86,7 +87,7 @@ fn main() -> ExitCode {
 }
 
 /// Everything; whether what was promised was kept.
-pub fn run(args: &Args) -> Result<bool, Failure> {
+pub(crate) fn run(args: &Args) -> Result<bool, Failure> {
     mlx_rs::memory::set_cache_limit(MLX_CACHE_BYTES)?;
     let repository = Repository::open(&args.model)?;
     let tokens = Tokens::open(&args.model)?;
