@@ -328,13 +328,20 @@ fn a_chat_template_is_rendered_as_the_repository_has_it() {
     let directory = tempfile::tempdir().unwrap();
     let config = serde_json::json!({
         "bos_token": { "content": "<s>" },
-        "chat_template": "{{ bos_token }}{% for message in messages %}\n\
-            {{ '<' + message.role.upper() + '>' + message['content'].strip() }}\n\
-            {% endfor %}\n{% if add_generation_prompt %}<ASSISTANT>{% endif %}",
+        "chat_template": "{%- set seen = namespace(turns=0) %}\n{{ bos_token }}\
+            {% macro turn(name) %}<{{ name }}>{% endmacro %}\n\
+            {% for message in messages[::-1] %}\n\
+            {%- set seen.turns = seen.turns + 1 %}\n\
+            {% if message.content is string and not message.content.startswith('<tool>') %}\n\
+            {{ turn(message.role.upper()) + message['content'].split('</think>')[-1].lstrip(' \\n') }}\n\
+            {% endif %}\n{% endfor %}\n\
+            {% if tools %}{{ tools | tojson }}{% endif %}\n\
+            {% if add_generation_prompt %}<ASSISTANT {{ seen.turns }}>{% endif %}",
     });
     fs::write(directory.path().join("tokenizer_config.json"), config.to_string()).unwrap();
-    let prompt = program::engine::chat::prompt(directory.path(), " Who goes there? ").unwrap();
-    assert_eq!(prompt, "<s><USER>Who goes there?\n<ASSISTANT>");
+    let prompt =
+        program::engine::chat::prompt(directory.path(), "<think>so</think>\n Who goes there?").unwrap();
+    assert_eq!(prompt, "<s><USER>Who goes there?\n<ASSISTANT 1>");
 }
 
 /// Runs the program on bad input and gives its one sentence.

@@ -7,6 +7,7 @@ use streamed_experts::mlx_rs::{
         indexing::{IndexOp, TryIndexMutOp},
         zeros,
     },
+    transforms::eval,
 };
 
 use super::config::Config;
@@ -35,7 +36,8 @@ impl Cache {
         let make = |width| zeros::<f32>(&[1, heads, capacity, width]);
         let layers = (0..config.layers)
             .map(|_| Ok(LayerCache { keys: make(key_width)?, values: make(value_width)? }))
-            .collect::<Result<_, Exception>>()?;
+            .collect::<Result<Vec<LayerCache>, Exception>>()?;
+        eval(layers.iter().flat_map(|layer| [&layer.keys, &layer.values]))?;
         Ok(Self { layers, tokens: 0, capacity })
     }
 

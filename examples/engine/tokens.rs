@@ -29,11 +29,6 @@ impl Tokens {
         self.0.decode(ids, true)
     }
 
-    /// The id of a token as it is written, such as `<|im_end|>`.
-    pub fn id(&self, token: &str) -> Option<u32> {
-        self.0.token_to_id(token)
-    }
-
     /// Takes ids one by one and gives `write` text as soon as it is whole: an id may end within a character.
     pub fn stream<'a>(
         &'a self,

@@ -43,14 +43,14 @@ pub(crate) struct Args {
     /// The text to go on from, or with --chat the message to answer
     #[arg(long)]
     prompt: String,
-    /// Stop after so many new tokens
+    /// Stop after so many new tokens, or where the model's context ends
     #[arg(long, default_value_t = 256)]
     max_tokens: usize,
     /// How much chance plays a part: 0 always takes the likeliest token
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, value_parser = temperature)]
     temperature: f64,
     /// Choose among the likeliest tokens that together have this probability; no effect at temperature 0
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_parser = probability)]
     top_p: f64,
     /// Fixes the choices; no effect at temperature 0
     #[arg(long, default_value_t = 0)]
@@ -76,6 +76,16 @@ pub(crate) struct Args {
     /// Generate a second time with every expert resident, compare, and print figures
     #[arg(long)]
     figures: bool,
+}
+
+fn temperature(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| *number >= 0.0 && number.is_finite());
+    number.ok_or_else(|| "a temperature is a number from 0 on".into())
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1.0);
+    number.ok_or_else(|| "a probability here is above 0 and at most 1".into())
 }
 
 fn main() -> ExitCode {
