@@ -118,6 +118,40 @@ fn uses_are_counted_before_experts_are_deduplicated() {
 }
 
 #[test]
+fn threads_that_share_slots_compute_what_each_computes_alone() {
+    let name = "qwen3_moe-affine4-g64-bf16";
+    let (fixture, source) = (Fixture::open(name), source(name));
+    for &family in FAMILIES {
+        // One working slot: the threads wait for each other at every wave.
+        let budget_bytes = smallest_budget(&*source, 1);
+        let executor = open(&source, &Setting { family, budget_bytes, working: 1, readers: 2 });
+        let expected = bits(name, &Setting { family, budget_bytes, working: 1, readers: 2 });
+        let cases = cases(&fixture);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                let mut executor = executor.share();
+                let (cases, expected) = (&cases, &expected);
+                scope.spawn(move || {
+                    for (case, expected) in cases.iter().zip(expected).cycle().take(8 * cases.len()) {
+                        let shared = case.shared.as_deref();
+                        let out = executor.execute_rows(case.layer, &case.input, &case.plan, shared).unwrap();
+                        let out: Vec<u32> = out.iter().map(|value| value.to_bits()).collect();
+                        assert_eq!(&out, expected, "{family:?} {}", case.layer);
+                    }
+                    let uses: u64 = executor.usage(cases[0].layer).unwrap().iter().sum();
+                    assert_eq!(uses, 8 * cases[0].plan.pairs() as u64, "uses of this thread alone");
+                });
+            }
+        });
+        executor.manager().check_invariants();
+        assert_eq!(executor.manager().telemetry().forward_time.count, 3 * 8 * cases.len() as u64);
+        let other = executor.share();
+        executor.close().unwrap();
+        assert!(other.manager().admit(cases[0].layer, &[ExpertId(0)]).is_err(), "closed for all");
+    }
+}
+
+#[test]
 fn pinned_experts_are_loaded_at_open_and_stay() {
     let name = "qwen3_moe-affine4-g64-bf16";
     let (fixture, source) = (Fixture::open(name), source(name));

@@ -19,8 +19,9 @@ use crate::{
 
 /// Runs the routed experts of a source's layers, streaming those that are not resident.
 ///
-/// An executor serves one caller at a time and may move between threads. Its [`ResidencyManager`] may be used from any
-/// thread meanwhile: for telemetry, for a lower limit under memory pressure, to cancel.
+/// An executor serves one caller at a time and may move between threads; [`StreamedExpertExecutor::share`] makes another
+/// one on the same slots, so that several requests run at once within one budget. Its [`ResidencyManager`] may be used
+/// from any thread meanwhile: for telemetry, for a lower limit under memory pressure, to cancel.
 ///
 /// The result has the same bits whatever was resident: an expert computes the same rows in every wave it could fall
 /// into, and rows are added in rank order, then the shared row.
@@ -58,6 +59,22 @@ impl StreamedExpertExecutor {
         Ok(Self { source, manager, tiers, wave_experts, usage })
     }
 
+    /// Another executor on the same slots, readers and budget, for a request in another thread. What one loads is a hit
+    /// for the other. Its [`usage`](StreamedExpertExecutor::usage) begins at 0.
+    ///
+    /// Nothing is read or allocated for experts. Requests that together want more working slots than there are wait for
+    /// one another, holding nothing.
+    #[must_use]
+    pub fn share(&self) -> Self {
+        Self {
+            source: Arc::clone(&self.source),
+            manager: self.manager.clone(),
+            tiers: self.tiers.clone(),
+            wave_experts: self.wave_experts.clone(),
+            usage: self.usage.iter().map(|layer| vec![0; layer.len()]).collect(),
+        }
+    }
+
     /// Where the experts come from.
     #[must_use]
     pub fn source(&self) -> &Arc<dyn ExpertSource> {
@@ -76,8 +93,8 @@ impl StreamedExpertExecutor {
         self.manager.tier_of(layer).map(|tier| self.tiers[tier.index()].family())
     }
 
-    /// How often each expert of `layer` has been used by a row, since the executor was opened; `None` for a layer
-    /// without experts. A forward that fails still counts: its routes were asked for.
+    /// How often each expert of `layer` has been used by a row of this executor, since it was opened or shared; `None` for
+    /// a layer without experts. A forward that fails still counts: its routes were asked for.
     #[must_use]
     pub fn usage(&self, layer: LayerId) -> Option<&[u64]> {
         let index = self.source.layers().binary_search_by_key(&layer, |each| each.layer).ok()?;
@@ -155,7 +172,8 @@ impl StreamedExpertExecutor {
         }
     }
 
-    /// Ends the readers. Dropping the executor does the same.
+    /// Ends the readers, for every executor that [shares](StreamedExpertExecutor::share) them. Dropping the last of these
+    /// does the same.
     ///
     /// # Errors
     /// [`CloseError::Leased`] if somebody holds a lease of the manager.

@@ -15,8 +15,8 @@ use crate::{
     sync::Arc,
 };
 
-/// What computes the experts of one tier.
-#[derive(Debug)]
+/// What computes the experts of one tier. A clone computes on the same slots, in another thread.
+#[derive(Clone, Debug)]
 pub(super) enum TierCompute {
     #[cfg(feature = "mlx")]
     Stock(Box<StockTier>),

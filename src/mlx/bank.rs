@@ -25,7 +25,8 @@ use crate::{
 /// Words of one row of the array over the bank: 16 KiB, so that neither dimension outgrows an i32.
 const ROW_WORDS: i32 = 4096;
 
-/// The MLX array over a bank's memory, from which strided views are cut.
+/// The MLX array over a bank's memory, from which strided views are cut. Clones share the memory.
+#[derive(Clone)]
 pub(crate) struct BankArray {
     words: Array,
     skipped_bytes: usize,

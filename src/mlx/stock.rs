@@ -35,7 +35,7 @@ enum Method {
 }
 
 /// The views and constants of one projection.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Product {
     method: Method,
     rows: i32,
@@ -49,7 +49,7 @@ struct Product {
 }
 
 /// One component of every slot.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Component {
     all: Array,
     dtype: Dtype,
@@ -58,8 +58,9 @@ struct Component {
     shape: Vec<i32>,
 }
 
-/// The stock family over one tier's bank.
-#[derive(Debug)]
+/// The stock family over one tier's bank. A clone has handles of its own on the same memory, for another thread; every
+/// array that clones share was evaluated when the tier was made, so that MLX only reads it.
+#[derive(Clone, Debug)]
 pub(crate) struct StockTier {
     bank: BankArray,
     products: [Product; 3],
@@ -87,6 +88,8 @@ impl StockTier {
         let product = |projection| Product::new(&bank, geometry, layout, projection);
         let products = [product(down)?, product(gate)?, product(up)?];
         mlx_rs::transforms::eval(products.iter().flat_map(Product::arrays))?;
+        // Once more, one by one: MLX now notes in each that its value is there, and no thread writes that note later.
+        products.iter().flat_map(Product::arrays).try_for_each(Array::eval)?;
         let hidden = dimension(geometry.hidden)?;
         Ok(Self { bank, products, activation: geometry.activation, hidden })
     }

@@ -19,7 +19,8 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const USAGE: &str = "\
 usage: cargo xtask <task>
 
-  demo [--] [ARG…]      run the quickstart example in release mode, with ARGs passed to it
+  demo [--] [ARG…]      run the quickstart example in release mode, with ARGs passed to it; then let a small model write
+                        a few sentences with a quarter of its experts in memory, and with all of them
   test [ARG…]           run every test of the workspace; ARGs go to cargo test
   mlx [--wheel NAME]    only prepare MLX, from the PyPI wheel NAME: mlx-cpu (default) or mlx-cuda-13;
                         the choice holds for all later builds of this checkout
@@ -43,8 +44,7 @@ fn dispatch(args: &[String]) -> Result<ExitCode> {
     match task.as_str() {
         "demo" => {
             prepare(&root, None)?;
-            let rest = rest.strip_prefix(&["--".to_owned()]).unwrap_or(rest);
-            cargo(&root, &["run", "--release", "--example", "quickstart", "--"], rest)
+            demo(&root, rest.strip_prefix(&["--".to_owned()]).unwrap_or(rest))
         }
         "test" => {
             prepare(&root, None)?;
@@ -69,6 +69,19 @@ fn dispatch(args: &[String]) -> Result<ExitCode> {
         }
         other => Err(format!("there is no task `{other}`\n\n{USAGE}").into()),
     }
+}
+
+/// The quickstart with `args`, then text from the small model. The first that fails ends it.
+fn demo(root: &Path, args: &[String]) -> Result<ExitCode> {
+    let code = cargo(root, &["run", "--release", "--example", "quickstart", "--"], args)?;
+    if code != ExitCode::SUCCESS {
+        return Ok(code);
+    }
+    println!("\nA small model (models/PROVENANCE.md) writes with a quarter of its experts in memory:");
+    let write = ["--model", "models/tiny-moe-4bit", "--prompt", "And it came to pass in those days, that"];
+    let how = ["--temperature", "0.7", "--seed", "3", "--max-tokens", "96", "--figures"];
+    let example = ["run", "--release", "--example", "generate", "--"];
+    cargo(root, &[&example[..], &write, &how].concat(), &[])
 }
 
 #[cfg(target_os = "linux")]
