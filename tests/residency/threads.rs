@@ -118,6 +118,36 @@ fn a_large_request_is_not_starved_by_small_ones() {
 }
 
 #[test]
+fn everybody_in_line_who_fits_is_admitted_at_once() {
+    let source = Arc::new(TestSource::new(&[32]));
+    let manager = manager(&source, source.plan(1, 8), 2);
+    pass(&source, &manager, 0, &experts([31]));
+    let held = manager.lease_with(L0, &experts([0, 1, 2, 3, 4, 5, 6]), |_| {}).unwrap();
+    let (admitted, order) = mpsc::channel();
+    let requests = [&experts([10, 11])[..]]
+        .into_iter()
+        .chain([[12], [13], [14], [15], [16], [17]].map(experts).iter().map(|request| &request[..]))
+        .map(<[ExpertId]>::to_vec)
+        .collect::<Vec<_>>();
+    let waiting: Vec<_> = requests
+        .into_iter()
+        .map(|request| {
+            let (manager, admitted) = (manager.clone(), admitted.clone());
+            let thread = thread::spawn(move || admitted.send(manager.admit(L0, &request).unwrap()).unwrap());
+            thread::sleep(Duration::from_millis(5)); // so that they stand in line in this order
+            thread
+        })
+        .collect();
+    held.release().unwrap();
+    let leases: Vec<_> = waiting
+        .iter()
+        .map(|_| order.recv_timeout(Duration::from_secs(20)).expect("a request waits though it fits"))
+        .collect();
+    drop(leases);
+    manager.check_invariants();
+}
+
+#[test]
 fn an_expert_that_is_being_loaded_is_joined_not_read_twice() {
     let (source, gate) = gated(8, 0);
     let manager = manager(&source, source.plan(2, 4), 2);
