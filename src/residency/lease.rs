@@ -284,10 +284,9 @@ impl Lease {
     /// Gives the experts back: call it when nothing reads their slots any more (after the fence).
     ///
     /// Each expert that was read becomes resident without being copied: its layer has room, or the policy names a
-    /// resident expert that gives way, or it is not kept. This is decided in rank order, and an expert kept now does not
-    /// give way to a later one: if more were read than the layer can keep, it keeps the first. Hits of this lease may
-    /// give way. Reads that have not begun and that nobody else waits for are taken back; one that has begun ends into
-    /// its slot, which is free then.
+    /// resident expert that gives way, or it is not kept. This is decided in rank order, and no expert of the lease gives
+    /// way to another: if more were read than the layer can keep, it keeps the first. Reads that have not begun and that
+    /// nobody else waits for are taken back; one that has begun ends into its slot, which is free then.
     ///
     /// Does not block on reads.
     ///
