@@ -74,6 +74,7 @@ fn nonsense_is_refused_by_line() {
         ("a,b\n", "`a` is not a turn"),
         ("0,1,2\n", "no layer"),
         ("0,1,2,3,4,99999999999\n", "`99999999999` is not a expert"),
+        ("0,1,2,3,4,70000\n", "line 1: expert 70000 of layer 3"),
         ("0,1,2,3,4,-5\n", "is not a expert"),
     ] {
         let error = Trace::from_text(text).unwrap_err().to_string();

@@ -1,5 +1,7 @@
 //! What a budget buys on a machine, before anything is loaded: slots, hits to expect, tokens per second.
 
+#![allow(unreachable_pub, reason = "an example is a program; nothing of it is reached from outside")]
+
 #[path = "../common/mod.rs"]
 mod common;
 mod forecast;

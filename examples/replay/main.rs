@@ -1,5 +1,7 @@
 //! Replays routing traces through the cache policies that run live, beside what no policy can pass.
 
+#![allow(unreachable_pub, reason = "an example is a program; nothing of it is reached from outside")]
+
 #[path = "../common/mod.rs"]
 mod common;
 mod figures;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Builder, MAX_ACCESSES};
+use super::{Builder, MAX_ACCESSES, MAX_EXPERTS, check};
 
 const DECODING: u32 = 1;
 
@@ -18,7 +18,9 @@ impl Table {
     pub(super) fn read(&mut self, line: &str) -> Result<(), String> {
         if let Some(comment) = line.strip_prefix('#') {
             let experts = comment.split_whitespace().find_map(|word| word.strip_prefix("n_expert="));
-            self.experts = experts.and_then(|experts| experts.parse().ok()).or(self.experts);
+            let experts =
+                experts.and_then(|experts| experts.parse().ok()).filter(|&experts| experts <= MAX_EXPERTS);
+            self.experts = experts.or(self.experts);
             return Ok(());
         }
         if line.starts_with("turn,phase,step,layer,slot,expert") {
@@ -31,6 +33,7 @@ impl Table {
         };
         let key = (field("turn")?, field("phase")?, field("step")?, field("layer")?);
         let (slot, expert) = (field("slot")?, field("expert")?);
+        check(key.3, &[expert])?;
         self.accesses += 1;
         if self.accesses > MAX_ACCESSES {
             return Err(format!("more than {MAX_ACCESSES} accesses"));

@@ -8,7 +8,11 @@ use super::Builder;
 #[serde(untagged)]
 enum Line {
     /// All layers of a token.
-    Token { tok: u64, layers: Vec<Vec<u32>> },
+    Token {
+        #[serde(default)]
+        tok: u64,
+        layers: Vec<Vec<u32>>,
+    },
     /// One layer of a forward.
     Request { turn: u64, layer: u32, experts: Vec<u32> },
     /// mlx-bun's: one call of a router, `i` being `[batch, tokens, k]`, flat.

@@ -87,7 +87,9 @@ impl Trace {
         let mut builder = Builder::default();
         let mut table = None;
         let mut line = Vec::new();
-        for number in 1.. {
+        let mut lines = 0;
+        loop {
+            lines += 1;
             line.clear();
             let read = std::io::Read::take(&mut reader, MAX_LINE_BYTES as u64 + 1)
                 .read_until(b'\n', &mut line)
@@ -97,7 +99,7 @@ impl Trace {
             }
             if line.len() > MAX_LINE_BYTES {
                 return Err(TraceError::Line {
-                    line: number,
+                    line: lines,
                     what: format!("longer than {MAX_LINE_BYTES} bytes"),
                 });
             }
@@ -112,11 +114,11 @@ impl Trace {
             };
             match parsed {
                 Err(_) if torn && (!builder.requests.is_empty() || table.is_some()) => {}
-                other => other.map_err(|what| TraceError::Line { line: number, what })?,
+                other => other.map_err(|what| TraceError::Line { line: lines, what })?,
             }
         }
         if let Some(table) = table {
-            table.finish(&mut builder).map_err(|what| TraceError::Line { line: 0, what })?;
+            table.finish(&mut builder).map_err(|what| TraceError::Line { line: lines, what })?;
         }
         builder.finish()
     }
@@ -205,14 +207,7 @@ impl Builder {
 
     /// Adds a request for `ids`, of which those named again are left out.
     fn add(&mut self, forward: u64, layer: u32, ids: &[u32]) -> Result<(), String> {
-        if layer >= MAX_LAYERS {
-            return Err(format!("layer {layer}: no model has more than {MAX_LAYERS} layers"));
-        }
-        if let Some(id) = ids.iter().find(|&&id| id >= MAX_EXPERTS) {
-            return Err(format!(
-                "expert {id} of layer {layer}: no layer has more than {MAX_EXPERTS} experts"
-            ));
-        }
+        check(layer, ids)?;
         if self.experts.len() + ids.len() > MAX_ACCESSES {
             return Err(format!("more than {MAX_ACCESSES} accesses"));
         }
@@ -251,5 +246,17 @@ impl Builder {
             return Err(TraceError::Empty);
         }
         Ok(self.trace())
+    }
+}
+
+fn check(layer: u32, ids: &[u32]) -> Result<(), String> {
+    if layer >= MAX_LAYERS {
+        return Err(format!("layer {layer}: no model has more than {MAX_LAYERS} layers"));
+    }
+    match ids.iter().find(|&&id| id >= MAX_EXPERTS) {
+        Some(id) => {
+            Err(format!("expert {id} of layer {layer}: no layer has more than {MAX_EXPERTS} experts"))
+        }
+        None => Ok(()),
     }
 }

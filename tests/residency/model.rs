@@ -86,9 +86,6 @@ impl Model {
             .copied()
             .filter(|&expert| !self.is_resident(layer, expert) && self.leased(layer, expert) == 1)
             .collect();
-        for &expert in ids.iter().filter(|expert| !candidates.contains(expert)) {
-            *self.leases.get_mut(&(layer, expert)).unwrap() -= 1;
-        }
         for &expert in &candidates {
             if self.resident.entry(layer).or_default().len() >= self.allowed[layer as usize] {
                 let Some(victim) = self.coldest(layer) else { continue };
@@ -96,8 +93,8 @@ impl Model {
             }
             self.resident.get_mut(&layer).unwrap().push(expert);
         }
-        for &expert in &candidates {
-            self.leases.insert((layer, expert), 0);
+        for &expert in ids {
+            *self.leases.get_mut(&(layer, expert)).unwrap() -= 1;
         }
     }
 
