@@ -219,6 +219,8 @@ fn every_fixture_is_in_the_table() {
         .map(|entry| entry.unwrap())
         .filter(|entry| entry.path().join("config.json").exists())
         .map(|entry| entry.file_name().into_string().unwrap())
+        // Whole models have their own test.
+        .filter(|name| !name.starts_with("whole-"))
         .collect();
     assert_eq!(listed, found);
 }
