@@ -219,15 +219,15 @@ fn run_one(family: &HostFamily, expert: ExpertView<'_>, input: &[f32]) -> Vec<f3
     output
 }
 
-/// The largest error of a row against its root mean square, in units of 1e-6 × sqrt(width).
+/// The error of a row against the reference in units of 1e-6 × sqrt(width): the norm of the difference by the norm of the
+/// row, or, if that is more, a quarter of the largest difference by the root mean square.
 fn error(got: &[f32], want: &[f64], width: u32) -> f64 {
+    let errors = got.iter().zip(want).map(|(&y, w)| (f64::from(y) - w).abs());
+    let norm =
+        errors.clone().map(|e| e * e).sum::<f64>().sqrt() / want.iter().map(|y| y * y).sum::<f64>().sqrt();
     let rms = (want.iter().map(|y| y * y).sum::<f64>() / want.len() as f64).sqrt();
-    let worst = got
-        .iter()
-        .zip(want)
-        .map(|(&y, w)| (f64::from(y) - w).abs())
-        .fold(0.0, |worst, e| if e > worst || e.is_nan() { e } else { worst });
-    worst / rms / (1e-6 * f64::from(width).sqrt())
+    let worst = errors.fold(0.0, |worst, e| if e > worst || e.is_nan() { e } else { worst }) / rms;
+    if norm.is_nan() { norm } else { norm.max(worst / 4.0) / (1e-6 * f64::from(width).sqrt()) }
 }
 
 fn check_against_reference(geometry: ExpertGeometry, rows: usize, seed: u64) {
@@ -274,8 +274,8 @@ fn formats() -> Vec<Quantisation> {
 #[test]
 fn every_format_computes_what_its_bytes_say() {
     for (seed, quantisation) in formats().into_iter().enumerate() {
-        for rows in [1, 3] {
-            check_against_reference(ExpertGeometry::uniform(256, 128, quantisation), rows, seed as u64);
+        for rows in [1, 6] {
+            check_against_reference(ExpertGeometry::uniform(128, 256, quantisation), rows, seed as u64);
         }
     }
 }
@@ -286,7 +286,7 @@ fn production_widths_stay_within_the_error_bound() {
     for (hidden, intermediate, quantisation) in
         [(6144, 2048, Q4), (6144, 2048, Q8), (2048, 768, qwen), (2048, 768, Quantisation::Mxfp4)]
     {
-        check_against_reference(ExpertGeometry::uniform(hidden, intermediate, quantisation), 2, 5);
+        check_against_reference(ExpertGeometry::uniform(hidden, intermediate, quantisation), 1, 5);
     }
 }
 
@@ -340,7 +340,10 @@ fn check_bits(geometry: ExpertGeometry, rows: usize) {
     let input = random_rows(rows, geometry.hidden as usize, &mut random);
     for (one, two) in families(1).iter().zip(&families(2)) {
         let alone = bits(one, experts.view(0), &input, 1);
-        for at_once in [1, 2, 3, 7, 32, 256] {
+        for at_once in [1, 2, 3, 4, 5, 7, 32, 256] {
+            if at_once > rows && at_once < 256 {
+                continue;
+            }
             for family in [one, two] {
                 let together = bits(family, experts.view(0), &input, at_once);
                 let (isa, threads) = (family.isa(), family.threads());
@@ -353,19 +356,20 @@ fn check_bits(geometry: ExpertGeometry, rows: usize) {
 #[test]
 fn a_rows_bits_do_not_depend_on_the_rows_beside_it_or_on_the_threads() {
     for quantisation in formats() {
-        check_bits(ExpertGeometry::uniform(256, 384, quantisation), 33);
+        check_bits(ExpertGeometry::uniform(128, 256, quantisation), 7);
     }
     for (hidden, intermediate) in [(65, 33), (96, 40), (1, 1), (200, 72)] {
-        for quantisation in [Q4, Q8, q4(16), q4(48), q4(7)] {
-            check_bits(ExpertGeometry::uniform(hidden, intermediate, quantisation), 256);
+        for quantisation in [Q4, Q8, q4(48), q4(7)] {
+            check_bits(ExpertGeometry::uniform(hidden, intermediate, quantisation), 67);
         }
     }
 }
 
 #[test]
 fn a_rows_bits_at_production_widths_do_not_depend_on_the_rows_beside_it() {
-    check_bits(ExpertGeometry::uniform(6144, 2048, Q4), 7);
-    check_bits(ExpertGeometry::uniform(2048, 768, affine(4, 64, FloatType::Bf16)), 33);
+    check_bits(ExpertGeometry::uniform(6144, 96, Q4), 33);
+    check_bits(ExpertGeometry::uniform(64, 2048, Q4), 33);
+    check_bits(ExpertGeometry::uniform(2048, 128, affine(4, 64, FloatType::Bf16)), 33);
 }
 
 #[test]
@@ -517,6 +521,9 @@ fn a_family_can_share_the_callers_pool() {
 fn support_says_what_will_be_slow_and_what_cannot_be() {
     let family = family(1);
     let support = |quantisation| family.supports(&ExpertGeometry::uniform(256, 128, quantisation));
+    for quantisation in [Q4, Q8, q4(64), affine(4, 32, FloatType::F32), affine(8, 128, FloatType::Bf16)] {
+        assert_eq!(support(quantisation), HostSupport::Fast);
+    }
     assert_eq!(support(affine(3, 64, FloatType::F16)), HostSupport::Generic);
     assert!(matches!(support(affine(7, 64, FloatType::F16)), HostSupport::Unsupported(_)));
 }

@@ -56,41 +56,45 @@ pub(super) struct RowBytes<'a> {
     pub(super) biases: &'a [u8],
 }
 
-/// Writes the row's `columns` weights to the front of `out`.
+/// Writes the weights from column `first` on, of a row of `columns`, to `out`.
 ///
 /// # Panics
-/// If the bytes are fewer than the format's row takes, or `out` is shorter than `columns`.
-pub(super) fn dequantise_row(quantisation: Quantisation, row: RowBytes<'_>, columns: usize, out: &mut [f32]) {
+/// If the bytes are fewer than the format's row takes.
+pub(super) fn dequantise_columns(
+    quantisation: Quantisation,
+    row: RowBytes<'_>,
+    columns: usize,
+    first: usize,
+    out: &mut [f32],
+) {
     let RowBytes { weights, scales, biases } = row;
-    let out = &mut out[..columns];
+    let each = (first..).zip(out);
     match quantisation {
         Quantisation::Affine { bits, group, scales: kind } => {
-            for (g, values) in out.chunks_mut(group as usize).enumerate() {
-                let (scale, bias) = (float_at(scales, kind, g), float_at(biases, kind, g));
-                for (i, value) in values.iter_mut().enumerate() {
-                    let q = unsigned_at(weights, bits as usize, g * group as usize + i);
-                    *value = q as f32 * scale + bias;
-                }
+            for (i, value) in each {
+                let (scale, bias) =
+                    (float_at(scales, kind, i / group as usize), float_at(biases, kind, i / group as usize));
+                *value = unsigned_at(weights, bits as usize, i) as f32 * scale + bias;
             }
         }
         Quantisation::Mxfp4 => {
-            for (i, value) in out.iter_mut().enumerate() {
+            for (i, value) in each {
                 *value = E2M1[usize::from(nibble_at(weights, i))] * e8m0(scales[i / 32]);
             }
         }
         Quantisation::Nvfp4 => {
-            for (i, value) in out.iter_mut().enumerate() {
+            for (i, value) in each {
                 *value = E2M1[usize::from(nibble_at(weights, i))] * e4m3(scales[i / 16]);
             }
         }
         Quantisation::Mxfp8 => {
-            for (i, value) in out.iter_mut().enumerate() {
+            for (i, value) in each {
                 *value = e4m3(weights[i]) * e8m0(scales[i / 32]);
             }
         }
         Quantisation::Signed { bits, group } => {
             let group = group.map_or(columns, |g| g as usize);
-            for (i, value) in out.iter_mut().enumerate() {
+            for (i, value) in each {
                 let scale = float_at(scales, FloatType::F32, i / group);
                 let q = if bits == 8 {
                     i32::from(weights[i].cast_signed())

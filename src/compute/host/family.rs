@@ -4,13 +4,14 @@ use std::{fmt, sync::Arc, thread::available_parallelism};
 
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
-use crate::formats::{ExpertGeometry, GeometryError, SlotLayout};
+use crate::formats::{ExpertGeometry, GeometryError, Projection, SlotLayout};
 
 use super::{
     error::HostError,
-    isa::Portable,
+    isa::Isa,
     job::{HostJob, validate},
     options::{HostActivations, HostIsa, HostOptions, HostThreads},
+    plan::{Coding, Plan},
     schedule,
     scratch::{CallScratch, ScratchShelf},
 };
@@ -93,7 +94,7 @@ impl Threads {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct HostFamily {
-    isa: HostIsa,
+    isa: Isa,
     activations: HostActivations,
     threads: Threads,
     scratch: ScratchShelf,
@@ -102,7 +103,7 @@ pub struct HostFamily {
 impl fmt::Debug for HostFamily {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostFamily")
-            .field("isa", &self.isa)
+            .field("isa", &self.isa())
             .field("activations", &self.activations)
             .field("threads", &self.threads.count())
             .finish_non_exhaustive()
@@ -116,10 +117,10 @@ impl HostFamily {
     /// [`HostError::Isa`] for an instruction set that this machine does not have; [`HostError::Pool`] if the threads
     /// cannot be started.
     pub fn new(options: HostOptions) -> Result<Self, HostError> {
-        let isa = options.isa.unwrap_or(HostIsa::Portable);
-        if isa != HostIsa::Portable {
-            return Err(HostError::Isa { isa });
-        }
+        let isa = match options.isa {
+            None => Isa::best(),
+            Some(isa) => Isa::get(isa).ok_or(HostError::Isa { isa })?,
+        };
         Ok(Self {
             isa,
             activations: options.activations,
@@ -131,7 +132,13 @@ impl HostFamily {
     /// The instruction set in use.
     #[must_use]
     pub const fn isa(&self) -> HostIsa {
-        self.isa
+        match self.isa {
+            Isa::Portable(_) => HostIsa::Portable,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(_) => HostIsa::Avx2,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon(_) => HostIsa::Neon,
+        }
     }
 
     /// How many threads a call is spread over.
@@ -143,10 +150,11 @@ impl HostFamily {
     /// How experts of `geometry` would be computed.
     #[must_use]
     pub fn supports(&self, geometry: &ExpertGeometry) -> HostSupport {
-        match SlotLayout::new(geometry) {
-            Err(error) => HostSupport::Unsupported(error),
-            Ok(_) => HostSupport::Generic,
+        if let Err(error) = SlotLayout::new(geometry) {
+            return HostSupport::Unsupported(error);
         }
+        let generic = |projection| Plan::new(geometry, projection).coding == Coding::Values;
+        if Projection::ALL.into_iter().any(generic) { HostSupport::Generic } else { HostSupport::Fast }
     }
 
     /// Computes `down(act(gate · x, up · x))`, with the projections' biases where the model has them, for every use
@@ -178,6 +186,13 @@ impl HostFamily {
         output: &mut [f32],
         scratch: &mut CallScratch,
     ) {
-        schedule::run(Portable, &self.threads, geometry, jobs, input, output, scratch);
+        let threads = &self.threads;
+        match self.isa {
+            Isa::Portable(lanes) => schedule::run(lanes, threads, geometry, jobs, input, output, scratch),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(lanes) => schedule::run(lanes, threads, geometry, jobs, input, output, scratch),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon(lanes) => schedule::run(lanes, threads, geometry, jobs, input, output, scratch),
+        }
     }
 }

@@ -18,6 +18,8 @@ mod forward;
 mod job;
 mod lanes;
 mod options;
+mod pack;
+mod plan;
 mod rows;
 mod schedule;
 mod scratch;

@@ -1,8 +1,9 @@
 //! How a call is cut into rounds, passes and tasks.
 //!
-//! A *unit* is a job, or so many of its uses as one task takes at once. A *round* is as many units as the bounded
-//! scratch holds. Each round makes two passes with a barrier between them: gate, up and activation into scratch; then down into
-//! the output. A pass is spread over units × chunks of weight rows; neither cut has an effect on any result.
+//! A *unit* is a job, or as many of its uses as one task takes at once. A *round* is as many units as the bounded
+//! scratch holds. Each round packs its input rows; makes a pass over gate and up, with the activation, into scratch; packs
+//! that; and makes a pass over down into the output. A pass is spread over units × chunks of weight rows. None of these cuts
+//! has an effect on any result.
 //!
 //! # Soundness
 //! *Type*, *initialisation*, *lifetime*, *bounds*: those of [`SharedRows`]. *Threads*: two tasks of a pass differ in
@@ -12,26 +13,31 @@
 
 use std::ops::Range;
 
-use crate::formats::{Activation, ExpertGeometry, Projection};
+use crate::formats::{ExpertGeometry, Projection};
 
 use super::{
     activation::activate,
     family::Threads,
     job::HostJob,
-    kernels::{BLOCK, Inputs, Matrix, product},
+    kernels::{Inputs, Matrix, Product},
     lanes::Lanes,
+    pack::Pack,
+    plan::{Plan, RowLayout},
     rows::SharedRows,
-    scratch::{CallScratch, with_task_scratch},
+    scratch::{CallScratch, TaskScratch, with_task_scratch},
 };
 
 /// Uses that one task multiplies its weight rows with: enough to hide the unpacking, few enough for the caches.
 const MAX_UNIT_USES: usize = 64;
 
-/// Values of packed inputs and activations that a round may hold (64 MiB), unless one unit alone takes more.
+/// Values of packed rows and activations that a round may hold (64 MiB), unless one unit alone takes more.
 const MAX_ROUND_VALUES: usize = 1 << 24;
 
-/// Weight rows of a task: a whole number of blocks, so that tasks write whole blocks of packed activations.
-const TASK_ROWS: usize = BLOCK;
+/// Weight rows of a task.
+const TASK_ROWS: usize = 64;
+
+/// With fewer values to pack than this, waking threads takes longer than packing.
+const MIN_PARALLEL_VALUES: usize = 1 << 16;
 
 /// Some uses of one job, at most [`MAX_UNIT_USES`].
 #[derive(Clone, Copy, Debug)]
@@ -45,12 +51,14 @@ pub(super) struct Unit {
 }
 
 /// The parts of a call that every task reads.
-struct Round<'a> {
+struct Round<'a, L> {
+    lanes: L,
+    threads: &'a Threads,
     jobs: &'a [HostJob<'a>],
-    geometry: &'a ExpertGeometry,
     units: &'a [Unit],
-    hidden_padded: usize,
-    intermediate_padded: usize,
+    geometry: &'a ExpertGeometry,
+    /// In slot order.
+    layouts: [RowLayout; 3],
 }
 
 /// Runs a call that has been validated.
@@ -63,31 +71,39 @@ pub(super) fn run<L: Lanes>(
     output: &mut [f32],
     scratch: &mut CallScratch,
 ) {
-    let hidden = geometry.hidden as usize;
-    let hidden_padded = hidden.next_multiple_of(BLOCK);
-    let intermediate_padded = (geometry.intermediate as usize).next_multiple_of(BLOCK);
-    let max_uses = (MAX_ROUND_VALUES / (hidden_padded + intermediate_padded)).max(MAX_UNIT_USES);
-    let output = SharedRows::new(output, hidden);
+    let layouts = Projection::ALL.map(|projection| Plan::new(geometry, projection).layout);
+    let [down, gate, up] = layouts.map(|layout| layout.stride());
+    let max_uses = (MAX_ROUND_VALUES / (down + gate + up)).max(MAX_UNIT_USES);
+    let output = SharedRows::new(output, geometry.hidden as usize);
     let mut next = (0, 0);
     while next.0 < jobs.len() {
         next = fill_round(jobs, next, max_uses, &mut scratch.units);
         let uses = scratch.units.last().map_or(0, |unit| unit.scratch_row + unit.uses);
-        // Growing is all that matters: every value that is read is written first in this round.
-        grow(&mut scratch.input, uses * hidden_padded);
-        grow(&mut scratch.activated, uses * intermediate_padded);
-        let round = Round { jobs, geometry, units: &scratch.units, hidden_padded, intermediate_padded };
-        let packed = &mut scratch.input[..uses * hidden_padded];
-        let activated = &mut scratch.activated[..uses * intermediate_padded];
-        round.pack(input, packed);
-        round.gate_and_up(lanes, threads, packed, activated);
-        round.down(lanes, threads, activated, output);
+        let round = Round { lanes, threads, jobs, units: &scratch.units, geometry, layouts };
+        let [gate_inputs, up_inputs] = &mut scratch.inputs;
+        let gate_inputs = grown(gate_inputs, uses * gate);
+        round.pack_inputs(input, layouts[Projection::Gate as usize], gate_inputs);
+        let up_inputs = if layouts[Projection::Up as usize] == layouts[Projection::Gate as usize] {
+            &*gate_inputs
+        } else {
+            let up_inputs = grown(up_inputs, uses * up);
+            round.pack_inputs(input, layouts[Projection::Up as usize], up_inputs);
+            up_inputs
+        };
+        let activated = grown(&mut scratch.activated, uses * geometry.intermediate as usize);
+        round.gate_and_up([gate_inputs, up_inputs], activated);
+        let packed = grown(&mut scratch.packed, uses * down);
+        round.pack_activations(activated, packed);
+        round.down(packed, output);
     }
 }
 
-fn grow(values: &mut Vec<f32>, len: usize) {
+/// The first `len` values of `values`, made longer if need be. They hold what they held: all are written before read.
+fn grown(values: &mut Vec<f32>, len: usize) -> &mut [f32] {
     if values.len() < len {
         values.resize(len, 0.0);
     }
+    &mut values[..len]
 }
 
 /// Fills `units` from use `first` of job `job` on with at most `max_uses` uses; returns where the next round begins.
@@ -111,91 +127,103 @@ fn fill_round(
     (job, first)
 }
 
-/// `chunk`, rounded up to whole blocks.
-fn padded(chunk: &Range<usize>) -> Range<usize> {
-    chunk.start..chunk.end.next_multiple_of(BLOCK)
-}
-
-/// Writes the activations of a chunk, then zeros up to the end of its last block.
-fn activate_padded(activation: Activation, gate: &[f32], up: &[f32], to: &mut [f32]) {
-    let (values, padding) = to.split_at_mut(gate.len());
-    for ((value, &gate), &up) in values.iter_mut().zip(gate).zip(up) {
-        *value = activate(activation, gate, up);
-    }
-    padding.fill(0.0);
-}
-
-impl Round<'_> {
-    /// Copies every use's input row into its row of scratch, padded with zeros.
-    fn pack(&self, input: &[f32], packed: &mut [f32]) {
-        let hidden = self.geometry.hidden as usize;
-        for unit in self.units {
-            let rows = &self.jobs[unit.job].rows[unit.first..unit.first + unit.uses];
-            let to = packed[unit.scratch_row * self.hidden_padded..].chunks_exact_mut(self.hidden_padded);
-            for (&row, to) in rows.iter().zip(to) {
-                to[..hidden].copy_from_slice(&input[row as usize * hidden..(row as usize + 1) * hidden]);
-                to[hidden..].fill(0.0);
-            }
-        }
-    }
-
-    /// The task `task` of a pass whose matrices have `rows` rows: its unit and its weight rows.
-    fn task(&self, task: usize, rows: usize) -> (Unit, Range<usize>) {
-        let chunks = rows.div_ceil(TASK_ROWS);
-        let first = task % chunks * TASK_ROWS;
-        (self.units[task / chunks], first..(first + TASK_ROWS).min(rows))
-    }
-
-    /// Packed rows of a unit.
-    fn inputs<'b>(&self, unit: Unit, values: &'b [f32], padded: usize) -> Inputs<'b> {
-        Inputs { values: &values[unit.scratch_row * padded..(unit.scratch_row + unit.uses) * padded], padded }
-    }
-
-    fn gate_and_up<L: Lanes>(&self, lanes: L, threads: &Threads, packed: &[f32], activated: &mut [f32]) {
-        let rows = self.geometry.intermediate as usize;
-        let activated = SharedRows::new(activated, self.intermediate_padded);
-        threads.for_each(self.units.len() * rows.div_ceil(TASK_ROWS), &|task| {
-            let (unit, chunk) = self.task(task, rows);
-            let expert = &self.jobs[unit.job].expert;
-            let inputs = self.inputs(unit, packed, self.hidden_padded);
-            with_task_scratch(|scratch| {
-                let products = unit.uses * chunk.len();
-                grow(&mut scratch.gate, products);
-                grow(&mut scratch.up, products);
-                let gate = &mut scratch.gate[..products];
-                let up = &mut scratch.up[..products];
-                let thread = &mut scratch.thread;
-                product(lanes, &Matrix::new(expert, Projection::Gate), chunk.clone(), inputs, gate, thread);
-                product(lanes, &Matrix::new(expert, Projection::Up), chunk.clone(), inputs, up, thread);
-                let pairs = gate.chunks_exact(chunk.len()).zip(up.chunks_exact(chunk.len()));
-                for (use_, (gate, up)) in pairs.enumerate() {
-                    // SAFETY: units have scratch rows of their own, and the tasks of a unit have chunks of their own;
-                    // a chunk ends at a whole block or at the end of the row, so padding one does not touch another.
-                    let to = unsafe { activated.part(unit.scratch_row + use_, padded(&chunk)) };
-                    activate_padded(self.geometry.activation, gate, up, to);
-                }
-            });
+impl<L: Lanes> Round<'_, L> {
+    /// Packs every use's input row into its row of scratch.
+    fn pack_inputs(&self, input: &[f32], layout: RowLayout, packed: &mut [f32]) {
+        self.pack(layout, packed, &|unit, use_| {
+            let row = self.jobs[unit.job].rows[unit.first + use_] as usize;
+            &input[row * layout.columns..(row + 1) * layout.columns]
         });
     }
 
-    fn down<L: Lanes>(&self, lanes: L, threads: &Threads, activated: &[f32], output: SharedRows<'_>) {
-        let rows = self.geometry.hidden as usize;
-        threads.for_each(self.units.len() * rows.div_ceil(TASK_ROWS), &|task| {
-            let (unit, chunk) = self.task(task, rows);
-            let job = &self.jobs[unit.job];
-            let inputs = self.inputs(unit, activated, self.intermediate_padded);
-            with_task_scratch(|scratch| {
-                let products = unit.uses * chunk.len();
-                grow(&mut scratch.gate, products);
-                let out = &mut scratch.gate[..products];
-                let matrix = Matrix::new(&job.expert, Projection::Down);
-                product(lanes, &matrix, chunk.clone(), inputs, out, &mut scratch.thread);
-                let pairs = &job.pairs[unit.first..unit.first + unit.uses];
-                for (&pair, out) in pairs.iter().zip(out.chunks_exact(chunk.len())) {
-                    // SAFETY: validation saw each pair once, and the tasks of a unit have chunks of their own.
-                    unsafe { output.part(pair as usize, chunk.clone()) }.copy_from_slice(out);
+    /// Packs every use's activations into its row of scratch.
+    fn pack_activations(&self, activated: &[f32], packed: &mut [f32]) {
+        let layout = self.layouts[Projection::Down as usize];
+        self.pack(layout, packed, &|unit, use_| {
+            let row = unit.scratch_row + use_;
+            &activated[row * layout.columns..(row + 1) * layout.columns]
+        });
+    }
+
+    fn pack<'v>(
+        &self,
+        layout: RowLayout,
+        packed: &mut [f32],
+        row: &(dyn Fn(&Unit, usize) -> &'v [f32] + Sync),
+    ) {
+        let parallel = packed.len() >= MIN_PARALLEL_VALUES;
+        let rows = SharedRows::new(packed, layout.stride());
+        let pack = |unit: usize| {
+            let unit = &self.units[unit];
+            for use_ in 0..unit.uses {
+                // SAFETY: units have scratch rows of their own, and a unit is packed by one task.
+                let packed = unsafe { rows.part(unit.scratch_row + use_, 0..layout.stride()) };
+                self.lanes.run(Pack { layout, row: row(unit, use_), packed });
+            }
+        };
+        if parallel {
+            self.threads.for_each(self.units.len(), &pack);
+        } else {
+            (0..self.units.len()).for_each(pack);
+        }
+    }
+
+    /// Runs `task` for every unit and every chunk of `rows` weight rows.
+    fn for_each_chunk(&self, rows: usize, task: &(dyn Fn(&Unit, Range<usize>, &mut TaskScratch) + Sync)) {
+        let chunks = rows.div_ceil(TASK_ROWS);
+        self.threads.for_each(self.units.len() * chunks, &|index| {
+            let first = index % chunks * TASK_ROWS;
+            let chunk = first..(first + TASK_ROWS).min(rows);
+            with_task_scratch(|scratch| task(&self.units[index / chunks], chunk, scratch));
+        });
+    }
+
+    /// A unit's rows among the packed rows of all.
+    fn inputs<'b>(&self, unit: &Unit, packed: &'b [f32], projection: Projection) -> Inputs<'b> {
+        let layout = self.layouts[projection as usize];
+        let rows = unit.scratch_row * layout.stride()..(unit.scratch_row + unit.uses) * layout.stride();
+        Inputs::new(&packed[rows], layout)
+    }
+
+    fn gate_and_up(&self, packed: [&[f32]; 2], activated: &mut [f32]) {
+        let intermediate = self.geometry.intermediate as usize;
+        let activated = SharedRows::new(activated, intermediate);
+        self.for_each_chunk(intermediate, &|unit, chunk, scratch| {
+            let expert = &self.jobs[unit.job].expert;
+            let TaskScratch { product, gate, up } = scratch;
+            let gate = grown(gate, unit.uses * chunk.len());
+            let up = grown(up, unit.uses * chunk.len());
+            for (out, packed, projection) in
+                [(&mut *gate, packed[0], Projection::Gate), (&mut *up, packed[1], Projection::Up)]
+            {
+                let matrix = Matrix::new(expert, projection);
+                let inputs = self.inputs(unit, packed, projection);
+                self.lanes.run(Product { matrix, rows: chunk.clone(), inputs, out, scratch: product });
+            }
+            let pairs = gate.chunks_exact(chunk.len()).zip(up.chunks_exact(chunk.len()));
+            for (use_, (gate, up)) in pairs.enumerate() {
+                // SAFETY: units have scratch rows of their own, and the tasks of a unit have chunks of their own.
+                let to = unsafe { activated.part(unit.scratch_row + use_, chunk.clone()) };
+                for ((to, &gate), &up) in to.iter_mut().zip(gate).zip(up) {
+                    *to = activate(self.geometry.activation, gate, up);
                 }
-            });
+            }
+        });
+    }
+
+    fn down(&self, packed: &[f32], output: SharedRows<'_>) {
+        self.for_each_chunk(self.geometry.hidden as usize, &|unit, chunk, scratch| {
+            let job = &self.jobs[unit.job];
+            let matrix = Matrix::new(&job.expert, Projection::Down);
+            let inputs = self.inputs(unit, packed, Projection::Down);
+            let TaskScratch { product, gate: out, .. } = scratch;
+            let out = grown(out, unit.uses * chunk.len());
+            self.lanes.run(Product { matrix, rows: chunk.clone(), inputs, out, scratch: product });
+            let pairs = &job.pairs[unit.first..unit.first + unit.uses];
+            for (&pair, out) in pairs.iter().zip(out.chunks_exact(chunk.len())) {
+                // SAFETY: validation saw each pair once, and the tasks of a unit have chunks of their own.
+                unsafe { output.part(pair as usize, chunk.clone()) }.copy_from_slice(out);
+            }
         });
     }
 }

@@ -4,18 +4,20 @@ use std::cell::RefCell;
 
 use crate::sync::{Mutex, lock};
 
-use super::job::PairSet;
+use super::{job::PairSet, kernels::ProductScratch, schedule::Unit};
 
 /// What one call works in.
 #[derive(Debug, Default)]
 pub(super) struct CallScratch {
     pub(super) pairs: PairSet,
     /// The units of the round at hand.
-    pub(super) units: Vec<super::schedule::Unit>,
-    /// The round's input rows, packed.
-    pub(super) input: Vec<f32>,
-    /// The round's activations, packed.
+    pub(super) units: Vec<Unit>,
+    /// The round's input rows, packed for the gate; and for the up projection where that is another form.
+    pub(super) inputs: [Vec<f32>; 2],
+    /// The round's activations.
     pub(super) activated: Vec<f32>,
+    /// The round's activations, packed.
+    pub(super) packed: Vec<f32>,
 }
 
 /// Call scratches that no call is using. As many are made as calls have run at once.
@@ -34,15 +36,9 @@ impl ScratchShelf {
 
 /// What one thread works in during a task.
 #[derive(Debug, Default)]
-pub(super) struct ThreadScratch {
-    /// Unpacked weights.
-    pub(super) panel: Vec<f32>,
-}
-
-/// A task's products, before they go on.
-#[derive(Debug, Default)]
 pub(super) struct TaskScratch {
-    pub(super) thread: ThreadScratch,
+    pub(super) product: ProductScratch,
+    /// The task's products, before they go on.
     pub(super) gate: Vec<f32>,
     pub(super) up: Vec<f32>,
 }

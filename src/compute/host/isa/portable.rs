@@ -1,6 +1,6 @@
 //! Plain Rust: arrays that the compiler vectorises as it can.
 
-use super::super::lanes::{LANES, Lanes};
+use super::super::lanes::{EIGHTS, Kernel, LANES, Lanes, plain_nibbles};
 
 /// The token of the portable path: every machine has it.
 #[derive(Clone, Copy, Debug)]
@@ -8,10 +8,11 @@ pub(in super::super) struct Portable;
 
 impl Lanes for Portable {
     type F = [f32; LANES];
+    type Table = [u8; 16];
 
     #[inline(always)]
-    fn run<R>(self, work: impl FnOnce() -> R) -> R {
-        work()
+    fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
     }
 
     #[inline(always)]
@@ -30,12 +31,42 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn add(self, a: Self::F, b: Self::F) -> Self::F {
-        std::array::from_fn(|i| a[i] + b[i])
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        std::array::from_fn(|i| a[i] - b[i])
     }
 
     #[inline(always)]
     fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
         std::array::from_fn(|i| a[i] * b[i] + c[i])
     }
+
+    #[inline(always)]
+    fn table(self, bytes: &[u8; 16]) -> Self::Table {
+        *bytes
+    }
+
+    #[inline(always)]
+    fn nibbles(self, bytes: &[u8; 32], table: Self::Table) -> [Self::F; 8] {
+        plain_nibbles(bytes, &table)
+    }
+
+    #[inline(always)]
+    fn integer_nibbles(self, bytes: &[u8; 32]) -> [Self::F; 8] {
+        plain_nibbles(bytes, &EIGHTS)
+    }
+
+    #[inline(always)]
+    fn signed_bytes(self, bytes: &[u8; 64]) -> [Self::F; 8] {
+        let vectors = bytes.as_chunks::<LANES>().0;
+        std::array::from_fn(|vector| vectors[vector].map(|b| f32::from(b.cast_signed())))
+    }
+
+    #[inline(always)]
+    fn unsigned_bytes(self, bytes: &[u8; 64]) -> [Self::F; 8] {
+        let vectors = bytes.as_chunks::<LANES>().0;
+        std::array::from_fn(|vector| vectors[vector].map(f32::from))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, _: &[u8], _: usize) {}
 }

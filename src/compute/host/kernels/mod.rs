@@ -1,21 +1,37 @@
 //! Products of a block of weight rows with the input rows of some uses.
+//!
+//! Few input rows: weights are unpacked in registers, and every use multiplies them there. Many: some rows × columns of
+//! weights are unpacked into a panel that stays in the first cache, and tiles of uses × rows multiply from it. Both
+//! follow the order of additions of the plan, so a row gets the same bits from either.
 
-mod generic;
+mod direct;
+mod panel;
+mod scales;
 
 use std::ops::Range;
 
 use crate::formats::{ExpertView, FloatType, Part, Projection, Quantisation};
 
-use super::{dequantise::RowBytes, dequantise::float_at, lanes::Lanes, scratch::ThreadScratch};
+use super::{
+    dequantise::{RowBytes, float_at},
+    lanes::{BLOCK, Kernel, LANES, Lanes},
+    plan::{Coding, Plan, RowLayout},
+};
 
-/// Input widths are padded with zeros to a multiple of this.
-pub(super) const BLOCK: usize = 64;
+pub(super) use panel::Panel;
+pub(super) use scales::Scales;
 
-/// A projection's bytes and shape.
+/// Weight rows that are computed together.
+const ROWS: usize = 4;
+
+/// With as many uses as this, weights go through a panel.
+const PANEL_USES: usize = 5;
+
+/// A projection's bytes and plan.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Matrix<'a> {
+    plan: Plan,
     quantisation: Quantisation,
-    columns: usize,
     weights: &'a [u8],
     scales: &'a [u8],
     biases: &'a [u8],
@@ -30,8 +46,8 @@ impl<'a> Matrix<'a> {
         let shape = expert.geometry().projection(projection);
         let [weights, scales, biases, bias] = Part::ALL.map(|part| expert.part(projection, part));
         Self {
+            plan: Plan::new(expert.geometry(), projection),
             quantisation: shape.quantisation,
-            columns: shape.columns as usize,
             weights,
             scales,
             biases,
@@ -42,7 +58,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// The bytes of row `row`.
-    #[inline]
+    #[inline(always)]
     fn row(&self, row: usize) -> RowBytes<'a> {
         let scales = row * self.scale_row_bytes..(row + 1) * self.scale_row_bytes;
         RowBytes {
@@ -59,26 +75,182 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Input rows of one width, packed for the kernels.
+/// Packed input rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Inputs<'a> {
-    /// Per use, `padded` values.
-    pub(super) values: &'a [f32],
-    /// The width of the inputs, rounded up to whole blocks.
-    pub(super) padded: usize,
+    /// Per use, a packed row.
+    rows: &'a [f32],
+    layout: RowLayout,
 }
 
-/// Writes the products of the weight rows `rows` with every input row to `out`, `[inputs, rows]`.
+/// One packed row in its parts.
+#[derive(Clone, Copy, Debug)]
+struct Input<'a> {
+    blocks: &'a [[f32; BLOCK]],
+    centres: &'a [[f32; LANES]],
+    groups: &'a [[f32; LANES]],
+}
+
+impl<'a> Inputs<'a> {
+    pub(super) fn new(rows: &'a [f32], layout: RowLayout) -> Self {
+        debug_assert!(rows.len().is_multiple_of(layout.stride()));
+        Self { rows, layout }
+    }
+
+    fn uses(&self) -> usize {
+        self.rows.len() / self.layout.stride()
+    }
+
+    #[inline(always)]
+    fn row(&self, use_: usize) -> Input<'a> {
+        let row = &self.rows[use_ * self.layout.stride()..(use_ + 1) * self.layout.stride()];
+        let (values, sums) = row.split_at(self.layout.padded());
+        let (centres, groups) = sums.split_at(self.layout.segments() * LANES);
+        Input { blocks: values.as_chunks().0, centres: centres.as_chunks().0, groups: groups.as_chunks().0 }
+    }
+}
+
+/// How a block of weights becomes eight vectors.
+trait Decode<L: Lanes>: Copy {
+    /// The bytes of a block.
+    type Block: bytemuck::Pod;
+
+    fn decode(self, lanes: L, block: &Self::Block) -> [L::F; 8];
+}
+
+#[derive(Clone, Copy)]
+struct IntegerNibbles;
+#[derive(Clone, Copy)]
+struct TableNibbles<T>(T);
+#[derive(Clone, Copy)]
+struct SignedBytes;
+#[derive(Clone, Copy)]
+struct UnsignedBytes;
+
+impl<L: Lanes> Decode<L> for IntegerNibbles {
+    type Block = [u8; 32];
+
+    #[inline(always)]
+    fn decode(self, lanes: L, block: &[u8; 32]) -> [L::F; 8] {
+        lanes.integer_nibbles(block)
+    }
+}
+
+impl<L: Lanes> Decode<L> for TableNibbles<L::Table> {
+    type Block = [u8; 32];
+
+    #[inline(always)]
+    fn decode(self, lanes: L, block: &[u8; 32]) -> [L::F; 8] {
+        lanes.nibbles(block, self.0)
+    }
+}
+
+impl<L: Lanes> Decode<L> for SignedBytes {
+    type Block = [u8; 64];
+
+    #[inline(always)]
+    fn decode(self, lanes: L, block: &[u8; 64]) -> [L::F; 8] {
+        lanes.signed_bytes(block)
+    }
+}
+
+impl<L: Lanes> Decode<L> for UnsignedBytes {
+    type Block = [u8; 64];
+
+    #[inline(always)]
+    fn decode(self, lanes: L, block: &[u8; 64]) -> [L::F; 8] {
+        lanes.unsigned_bytes(block)
+    }
+}
+
+/// A weight row as blocks: whole ones, and a copy of the last one if it is short.
+#[derive(Clone, Copy)]
+struct WeightRow<'a, B> {
+    bytes: &'a [u8],
+    whole: &'a [B],
+    last: B,
+}
+
+impl<'a, B: bytemuck::Pod> WeightRow<'a, B> {
+    #[inline(always)]
+    fn new(bytes: &'a [u8]) -> Self {
+        let (whole, rest) = bytes.split_at(bytes.len() / size_of::<B>() * size_of::<B>());
+        let mut last = B::zeroed();
+        bytemuck::bytes_of_mut(&mut last)[..rest.len()].copy_from_slice(rest);
+        Self { bytes, whole: bytemuck::cast_slice(whole), last }
+    }
+
+    #[inline(always)]
+    fn block(&self, block: usize) -> &B {
+        self.whole.get(block).unwrap_or(&self.last)
+    }
+}
+
+/// A lane's total, made into the product's value.
+#[inline(always)]
+fn finish<L: Lanes>(
+    lanes: L,
+    plan: &Plan,
+    total: L::F,
+    biases: &[[f32; LANES]],
+    groups: &[[f32; LANES]],
+    bias: f32,
+) -> f32 {
+    let product = lanes.sum(total) * plan.coding.factor();
+    if plan.layout.bias_group == 0 {
+        return product + bias;
+    }
+    let mut sum = lanes.splat(0.0);
+    for (b, x) in biases.iter().zip(groups) {
+        sum = lanes.mul_add(lanes.load(b), lanes.load(x), sum);
+    }
+    product + lanes.sum(sum) + bias
+}
+
+/// What a thread keeps between products.
+#[derive(Debug, Default)]
+pub(super) struct ProductScratch {
+    scales: Scales,
+    panel: Panel,
+}
+
+/// The products of the weight rows `rows` with every input row, to `out`, `[uses, rows]`.
 ///
 /// # Panics
-/// If a row does not exist, or `out` is not `[inputs, rows]`.
-pub(super) fn product<L: Lanes>(
-    lanes: L,
-    matrix: &Matrix<'_>,
-    rows: Range<usize>,
-    inputs: Inputs<'_>,
-    out: &mut [f32],
-    scratch: &mut ThreadScratch,
-) {
-    generic::product(lanes, matrix, rows, inputs, out, scratch);
+/// If a row does not exist, `out` is not `[uses, rows]`, or the inputs are packed for another layout.
+pub(super) struct Product<'a> {
+    pub(super) matrix: Matrix<'a>,
+    pub(super) rows: Range<usize>,
+    pub(super) inputs: Inputs<'a>,
+    pub(super) out: &'a mut [f32],
+    pub(super) scratch: &'a mut ProductScratch,
+}
+
+impl Kernel for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let plan = self.matrix.plan;
+        assert_eq!(self.inputs.layout, plan.layout);
+        assert_eq!(self.out.len(), self.inputs.uses() * self.rows.len());
+        match plan.coding {
+            Coding::IntegerNibbles => self.decoded(lanes, IntegerNibbles),
+            Coding::E2m1Nibbles => self.decoded(lanes, TableNibbles(lanes.table(&super::plan::E2M1_TABLE))),
+            Coding::SignedBytes => self.decoded(lanes, SignedBytes),
+            Coding::UnsignedBytes => self.decoded(lanes, UnsignedBytes),
+            Coding::Values => panel::values(lanes, self),
+        }
+    }
+}
+
+impl Product<'_> {
+    #[inline(always)]
+    fn decoded<L: Lanes, D: Decode<L>>(self, lanes: L, decode: D) {
+        if self.inputs.uses() < PANEL_USES {
+            direct::product(lanes, decode, self);
+        } else {
+            panel::decoded(lanes, decode, self);
+        }
+    }
 }

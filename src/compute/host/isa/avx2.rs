@@ -1,0 +1,175 @@
+//! AVX2 with FMA.
+//!
+//! # Soundness
+//! *Type*: vectors of f32 and of integers are plain bits. *Initialisation*: every load is from a reference to an array
+//! of the load's size. *Lifetime*: nothing is kept. *Bounds*: as initialisation; a prefetch reads nothing. *Threads*:
+//! the token is a proof about the machine, the same for every thread: [`Avx2::detect`] makes it only where the processor
+//! has AVX2 and FMA and the system saves their registers (invariant 1), so the intrinsics may be executed wherever a
+//! token is at hand.
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::*;
+
+use super::super::lanes::{Kernel, LANES, Lanes};
+
+/// The token of AVX2 and FMA.
+///
+/// # Invariants
+/// 1. A value exists only on machines where both were detected.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Avx2(());
+
+impl Avx2 {
+    /// The token, where the machine has the instruction set.
+    pub(in super::super) fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")).then_some(Self(()))
+    }
+}
+
+/// Everything inlined into this is compiled for the instruction set.
+#[target_feature(enable = "avx2,fma")]
+fn enter<K: Kernel>(token: Avx2, kernel: K) -> K::Output {
+    kernel.run(token)
+}
+
+/// The vectors of looked-up bytes.
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn floats(low_nibbles: __m256i, high_nibbles: __m256i) -> [__m256; 8] {
+    let exponent = _mm256_set1_epi8(0x40);
+    let words = [
+        _mm256_unpacklo_epi8(low_nibbles, exponent),
+        _mm256_unpacklo_epi8(high_nibbles, exponent),
+        _mm256_unpackhi_epi8(low_nibbles, exponent),
+        _mm256_unpackhi_epi8(high_nibbles, exponent),
+    ];
+    // A shuffle rather than a shift: some processors shift in one pipe only.
+    let lower = _mm256_set_epi8(
+        13, 12, -1, -1, 9, 8, -1, -1, 5, 4, -1, -1, 1, 0, -1, -1, 13, 12, -1, -1, 9, 8, -1, -1, 5, 4, -1, -1,
+        1, 0, -1, -1,
+    );
+    let upper = words.map(|w| _mm256_castsi256_ps(w));
+    let lower = words.map(|w| _mm256_castsi256_ps(_mm256_shuffle_epi8(w, lower)));
+    [upper[0], lower[0], upper[1], lower[1], upper[2], lower[2], upper[3], lower[3]]
+}
+
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn nibbles(bytes: __m256i, table: __m256i) -> [__m256; 8] {
+    let mask = _mm256_set1_epi8(15);
+    let low_nibbles = _mm256_shuffle_epi8(table, _mm256_and_si256(bytes, mask));
+    let high_nibbles = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask));
+    floats(low_nibbles, high_nibbles)
+}
+
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn integer_nibbles(bytes: __m256i) -> [__m256; 8] {
+    let eights = _mm256_set_epi64x(
+        0x7870_6860_5850_4840,
+        0x3830_2820_1810_0800,
+        0x7870_6860_5850_4840,
+        0x3830_2820_1810_0800,
+    );
+    let low_nibbles = _mm256_shuffle_epi8(eights, _mm256_and_si256(bytes, _mm256_set1_epi8(15)));
+    let high_nibbles = _mm256_and_si256(_mm256_srli_epi16::<1>(bytes), _mm256_set1_epi8(0x78));
+    floats(low_nibbles, high_nibbles)
+}
+
+impl Lanes for Avx2 {
+    type F = __m256;
+    type Table = __m256i;
+
+    #[inline(always)]
+    fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: invariant 1.
+        unsafe { enter(self, kernel) }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::F {
+        // SAFETY: invariant 1.
+        unsafe { _mm256_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; LANES]) -> Self::F {
+        // SAFETY: invariant 1; the array has the load's 32 bytes.
+        unsafe { _mm256_loadu_ps(values.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, lanes: Self::F, to: &mut [f32; LANES]) {
+        // SAFETY: invariant 1; the array has the store's 32 bytes.
+        unsafe { _mm256_storeu_ps(to.as_mut_ptr(), lanes) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: invariant 1.
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        // SAFETY: invariant 1.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn table(self, bytes: &[u8; 16]) -> Self::Table {
+        // SAFETY: invariant 1; the array has the load's 16 bytes.
+        let half = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
+        // SAFETY: invariant 1.
+        unsafe { _mm256_broadcastsi128_si256(half) }
+    }
+
+    #[inline(always)]
+    fn nibbles(self, bytes: &[u8; 32], table: Self::Table) -> [Self::F; 8] {
+        // SAFETY: invariant 1; the array has the load's 32 bytes.
+        let bytes = unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) };
+        // SAFETY: invariant 1.
+        unsafe { nibbles(bytes, table) }
+    }
+
+    #[inline(always)]
+    fn integer_nibbles(self, bytes: &[u8; 32]) -> [Self::F; 8] {
+        // SAFETY: invariant 1; the array has the load's 32 bytes.
+        let bytes = unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) };
+        // SAFETY: invariant 1.
+        unsafe { integer_nibbles(bytes) }
+    }
+
+    #[inline(always)]
+    fn signed_bytes(self, bytes: &[u8; 64]) -> [Self::F; 8] {
+        let vectors = bytes.as_chunks::<8>().0;
+        std::array::from_fn(|vector| {
+            // SAFETY: invariant 1; the chunk has the load's 8 bytes.
+            let bytes = unsafe { _mm_loadl_epi64(vectors[vector].as_ptr().cast()) };
+            // SAFETY: invariant 1.
+            let wide = unsafe { _mm256_cvtepi8_epi32(bytes) };
+            // SAFETY: invariant 1.
+            unsafe { _mm256_cvtepi32_ps(wide) }
+        })
+    }
+
+    #[inline(always)]
+    fn unsigned_bytes(self, bytes: &[u8; 64]) -> [Self::F; 8] {
+        let vectors = bytes.as_chunks::<8>().0;
+        std::array::from_fn(|vector| {
+            // SAFETY: invariant 1; the chunk has the load's 8 bytes.
+            let bytes = unsafe { _mm_loadl_epi64(vectors[vector].as_ptr().cast()) };
+            // SAFETY: invariant 1.
+            let wide = unsafe { _mm256_cvtepu8_epi32(bytes) };
+            // SAFETY: invariant 1.
+            unsafe { _mm256_cvtepi32_ps(wide) }
+        })
+    }
+
+    #[inline(always)]
+    fn prefetch(self, bytes: &[u8], offset: usize) {
+        let line = bytes.as_ptr().wrapping_add(offset).cast();
+        // SAFETY: a prefetch of any address is allowed; it neither reads nor faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line) }
+    }
+}

@@ -1,0 +1,211 @@
+//! Many input rows: a panel of unpacked weights, and tiles of uses × rows that multiply from it.
+
+use std::ops::Range;
+
+use super::{
+    super::{
+        dequantise::dequantise_columns,
+        lanes::{BLOCK, LANES, Lanes},
+    },
+    Decode, Inputs, Product, ROWS, Scales, WeightRow, finish,
+};
+
+/// Blocks of columns that a panel holds, as far as whole segments allow: with [`ROWS`] rows 8 KiB, a quarter of a small
+/// first cache.
+const PANEL_BLOCKS: usize = 8;
+
+/// Uses of a tile: with [`ROWS`] rows as many sums as stay in sixteen registers.
+const TILE_USES: usize = 3;
+
+/// Half a block: four vectors, the smallest segment.
+type Half = [f32; BLOCK / 2];
+
+/// The memory of the blocked path.
+#[derive(Debug, Default)]
+pub(crate) struct Panel {
+    /// Unpacked weights: per row of the tile, the panel's half-blocks.
+    weights: Vec<Half>,
+    /// Running totals: per weight row, per use.
+    totals: Vec<[f32; LANES]>,
+    /// Scales of all weight rows, in groups of [`ROWS`].
+    scales: Vec<Scales>,
+}
+
+/// A product whose weights are unpacked by `decode`.
+#[inline(always)]
+pub(super) fn decoded<L: Lanes, D: Decode<L>>(lanes: L, decode: D, product: Product<'_>) {
+    let matrix = product.matrix;
+    blocked(lanes, product, |row, blocks, to| {
+        let weights = WeightRow::<D::Block>::new(matrix.row(row).weights);
+        for (block, to) in blocks.zip(to.as_chunks_mut::<2>().0) {
+            let vectors = decode.decode(lanes, weights.block(block));
+            for (vector, to) in vectors.into_iter().zip(to.as_flattened_mut().as_chunks_mut().0) {
+                lanes.store(vector, to);
+            }
+        }
+    });
+}
+
+/// A product whose weights are dequantised value by value.
+#[inline(always)]
+pub(super) fn values<L: Lanes>(lanes: L, product: Product<'_>) {
+    let matrix = product.matrix;
+    let columns = matrix.plan.layout.columns;
+    blocked(lanes, product, |row, blocks, to| {
+        let (first, end) = (blocks.start * BLOCK, (blocks.end * BLOCK).min(columns));
+        let (values, padding) = to.as_flattened_mut().split_at_mut(end - first);
+        dequantise_columns(matrix.quantisation, matrix.row(row), columns, first, values);
+        padding.fill(0.0);
+    });
+}
+
+/// A product by panels. `unpack` writes some blocks of a weight row to the panel.
+#[inline(always)]
+fn blocked<L: Lanes>(lanes: L, product: Product<'_>, unpack: impl Fn(usize, Range<usize>, &mut [Half])) {
+    let Product { matrix, rows, inputs, out, scratch } = product;
+    let Panel { weights, totals, scales } = &mut scratch.panel;
+    let (layout, uses) = (matrix.plan.layout, inputs.uses());
+    let groups = rows.len().div_ceil(ROWS);
+    if scales.len() < groups {
+        scales.resize_with(groups, Scales::default);
+    }
+    for (group, scales) in scales[..groups].iter_mut().enumerate() {
+        let first = rows.start + group * ROWS;
+        scales.fill(&matrix.plan, &matrix, first, ROWS.min(rows.end - first));
+    }
+    totals.clear();
+    totals.resize(rows.len() * uses, [0.0; LANES]);
+    let segments_at_once = (2 * PANEL_BLOCKS / layout.segment_halves).max(1);
+    let mut segment = 0;
+    while segment < layout.segments() {
+        let segments = segment..(segment + segments_at_once).min(layout.segments());
+        segment = segments.end;
+        let halves = segments.start * layout.segment_halves
+            ..(segments.end * layout.segment_halves).min(2 * layout.blocks());
+        // A panel of half-block segments has an even number of them, as blocks are whole.
+        let blocks = halves.start / 2..halves.end / 2;
+        for (group, scales) in scales[..groups].iter().enumerate() {
+            let first = group * ROWS;
+            let count = ROWS.min(rows.len() - first);
+            weights.resize(ROWS * halves.len(), [0.0; BLOCK / 2]);
+            for r in 0..count {
+                unpack(
+                    rows.start + first + r,
+                    blocks.clone(),
+                    &mut weights[r * halves.len()..(r + 1) * halves.len()],
+                );
+            }
+            let span = Span {
+                segments: segments.clone(),
+                halves: halves.clone(),
+                segment_halves: layout.segment_halves,
+                scales,
+            };
+            let totals = &mut totals[first * uses..(first + count) * uses];
+            if count == ROWS {
+                tiles::<L, ROWS>(lanes, inputs, &span, weights, totals);
+            } else {
+                for (r, totals) in totals.chunks_exact_mut(uses).enumerate() {
+                    let weights = &weights[r * halves.len()..(r + 1) * halves.len()];
+                    tiles_of_one_row(lanes, inputs, &span, r, weights, totals);
+                }
+            }
+        }
+    }
+    for row in 0..rows.len() {
+        let (scales, bias) = (&scales[row / ROWS], matrix.bias(rows.start + row));
+        for use_ in 0..uses {
+            let total = lanes.load(&totals[row * uses + use_]);
+            let groups = inputs.row(use_).groups;
+            out[use_ * rows.len() + row] =
+                finish(lanes, &matrix.plan, total, scales.biases(row % ROWS), groups, bias);
+        }
+    }
+}
+
+/// The columns of a panel, and the scales of its rows.
+struct Span<'a> {
+    segments: Range<usize>,
+    halves: Range<usize>,
+    segment_halves: usize,
+    scales: &'a Scales,
+}
+
+/// `R` weight rows with every use.
+#[inline(always)]
+fn tiles<L: Lanes, const R: usize>(
+    lanes: L,
+    inputs: Inputs<'_>,
+    span: &Span<'_>,
+    weights: &[Half],
+    totals: &mut [[f32; LANES]],
+) {
+    let uses = inputs.uses();
+    let mut use_ = 0;
+    while use_ + TILE_USES <= uses {
+        tile::<L, R, TILE_USES>(lanes, inputs, span, 0, weights, totals, use_);
+        use_ += TILE_USES;
+    }
+    while use_ < uses {
+        tile::<L, R, 1>(lanes, inputs, span, 0, weights, totals, use_);
+        use_ += 1;
+    }
+}
+
+/// One weight row, the `row`-th of the span's scales, with every use.
+#[inline(always)]
+fn tiles_of_one_row<L: Lanes>(
+    lanes: L,
+    inputs: Inputs<'_>,
+    span: &Span<'_>,
+    row: usize,
+    weights: &[Half],
+    totals: &mut [[f32; LANES]],
+) {
+    for use_ in 0..inputs.uses() {
+        tile::<L, 1, 1>(lanes, inputs, span, row, weights, totals, use_);
+    }
+}
+
+/// `R` weight rows, from the `first_row`-th of the span's scales on, with `U` uses from `first_use` on.
+#[inline(always)]
+fn tile<L: Lanes, const R: usize, const U: usize>(
+    lanes: L,
+    inputs: Inputs<'_>,
+    span: &Span<'_>,
+    first_row: usize,
+    weights: &[Half],
+    totals: &mut [[f32; LANES]],
+    first_use: usize,
+) {
+    let uses = inputs.uses();
+    let inputs: [_; U] = std::array::from_fn(|u| inputs.row(first_use + u));
+    let weights: [&[Half]; R] =
+        std::array::from_fn(|r| &weights[r * span.halves.len()..(r + 1) * span.halves.len()]);
+    let x: [&[Half]; U] =
+        std::array::from_fn(|u| &inputs[u].blocks.as_flattened().as_chunks().0[span.halves.clone()]);
+    for (i, segment) in span.segments.clone().enumerate() {
+        let mut sums = [[lanes.splat(0.0); U]; R];
+        for half in i * span.segment_halves..((i + 1) * span.segment_halves).min(span.halves.len()) {
+            let w: [&[[f32; LANES]]; R] = std::array::from_fn(|r| weights[r][half].as_chunks().0);
+            let x: [&[[f32; LANES]]; U] = std::array::from_fn(|u| x[u][half].as_chunks().0);
+            for vector in 0..4 {
+                let x: [L::F; U] = std::array::from_fn(|u| lanes.load(&x[u][vector]));
+                for r in 0..R {
+                    let w = lanes.load(&w[r][vector]);
+                    for u in 0..U {
+                        sums[r][u] = lanes.mul_add(w, x[u], sums[r][u]);
+                    }
+                }
+            }
+        }
+        for r in 0..R {
+            let scale = lanes.load(span.scales.lanes(first_row + r, segment));
+            for u in 0..U {
+                let total = &mut totals[r * uses + first_use + u];
+                let centred = lanes.sub(sums[r][u], lanes.load(&inputs[u].centres[segment]));
+                lanes.store(lanes.mul_add(centred, scale, lanes.load(total)), total);
+            }
+        }
+    }
+}

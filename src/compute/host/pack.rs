@@ -1,0 +1,94 @@
+//! Input rows in the form that the kernels read.
+
+use super::{
+    lanes::{BLOCK, Kernel, LANES, Lanes, SPILL, nibble_column},
+    plan::RowLayout,
+};
+
+/// Packs one input row.
+///
+/// # Panics
+/// If `row` has not the layout's columns or `packed` not its stride.
+pub(super) struct Pack<'a> {
+    pub(super) layout: RowLayout,
+    pub(super) row: &'a [f32],
+    pub(super) packed: &'a mut [f32],
+}
+
+impl Kernel for Pack<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let Self { layout, row, packed } = self;
+        assert_eq!((row.len(), packed.len()), (layout.columns, layout.stride()));
+        let (values, sums) = packed.split_at_mut(layout.padded());
+        let (centres, groups) = sums.split_at_mut(layout.segments() * LANES);
+        pack_values(layout, row, values);
+        centre_segments(lanes, layout, values, centres);
+        sum_groups(layout, row, groups);
+    }
+}
+
+fn pack_values(layout: RowLayout, row: &[f32], values: &mut [f32]) {
+    if !layout.nibbles {
+        values[..row.len()].copy_from_slice(row);
+        values[row.len()..].fill(0.0);
+        return;
+    }
+    for (block, to) in values.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+        let mut padded = [0.0; BLOCK];
+        let from = match row[block * BLOCK..].first_chunk() {
+            Some(whole) => whole,
+            None => {
+                let rest = &row[block * BLOCK..];
+                padded[..rest.len()].copy_from_slice(rest);
+                &padded
+            }
+        };
+        pack_nibble_block(from, to);
+    }
+}
+
+#[inline(always)]
+fn pack_nibble_block(from: &[f32; BLOCK], to: &mut [f32; BLOCK]) {
+    for (pair, to) in to.as_chunks_mut::<{ 2 * LANES }>().0.iter_mut().enumerate() {
+        for lane in 0..LANES {
+            let upper = from[nibble_column(2 * pair, lane)];
+            let lower = from[nibble_column(2 * pair + 1, lane)];
+            to[lane] = upper;
+            // The lower weight spills into the upper one's float: take that out here.
+            to[LANES + lane] = lower - SPILL * upper;
+        }
+    }
+}
+
+/// Per segment, what a row of zero weights sums to, in the order in which the kernels sum.
+#[inline(always)]
+fn centre_segments<L: Lanes>(lanes: L, layout: RowLayout, values: &[f32], centres: &mut [f32]) {
+    let centre = layout.centre().map(|c| lanes.splat(c));
+    let halves = values.as_chunks::<{ BLOCK / 2 }>().0;
+    let segments = halves.chunks(layout.segment_halves).zip(centres.as_chunks_mut::<LANES>().0).enumerate();
+    for (segment, (halves, to)) in segments {
+        let mut sum = lanes.splat(0.0);
+        for (i, half) in halves.iter().enumerate() {
+            let first = (segment * layout.segment_halves + i) % 2 * 4;
+            for (vector, x) in half.as_chunks::<LANES>().0.iter().enumerate() {
+                sum = lanes.mul_add(centre[first + vector], lanes.load(x), sum);
+            }
+        }
+        lanes.store(sum, to);
+    }
+}
+
+/// The sum of the inputs of each group, rounded once.
+#[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is the point")]
+fn sum_groups(layout: RowLayout, row: &[f32], groups: &mut [f32]) {
+    if layout.bias_group == 0 {
+        return;
+    }
+    groups.fill(0.0);
+    for (sum, group) in groups.iter_mut().zip(row.chunks(layout.bias_group)) {
+        *sum = group.iter().map(|&x| f64::from(x)).sum::<f64>() as f32;
+    }
+}

@@ -1,0 +1,236 @@
+//! What the kernels need to know of a storage format at a width: how weights unpack, where scales change, and what
+//! input rows must look like.
+//!
+//! # The order of additions
+//! A row's columns are cut into *segments*: all weights of a lane in a segment have one scale. Where a format has one
+//! scale per row or wide groups, segments end at fixed places. Within a segment a lane sums weight × input, unscaled,
+//! from its first column to its last; the *centre*, what zero weights would have summed to, is taken off; and the
+//! difference × scale is added to the lane's total. After the last segment the lanes are added up. Groups that have a
+//! bias add bias × (sum of the group's inputs), summed over groups in eight lanes of their own.
+//!
+//! All of this follows from the format, the width and the instruction set, and from nothing else.
+
+use crate::formats::{ExpertGeometry, Projection, Quantisation};
+
+use super::{
+    dequantise::E2M1,
+    lanes::{BLOCK, EIGHTS, LANES, NIBBLE_CENTRE},
+};
+
+/// Half-blocks of a segment where scales do not end it sooner.
+const LONGEST_SEGMENT: usize = 8;
+
+/// How weights become floats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Coding {
+    /// Nibbles that mean n − 8.
+    IntegerNibbles,
+    /// Nibbles that mean E2M1.
+    E2m1Nibbles,
+    /// Two's complement bytes.
+    SignedBytes,
+    /// Bytes that mean q − 128.
+    UnsignedBytes,
+    /// Anything else: rows are dequantised value by value, scales and all.
+    Values,
+}
+
+/// The table of [`Coding::E2m1Nibbles`]: 64 + 8 × value.
+#[expect(clippy::cast_possible_truncation, reason = "64 + 8 × (−6 to 6) are bytes")]
+#[expect(clippy::cast_sign_loss, reason = "64 + 8 × (−6 to 6) are bytes")]
+pub(super) const E2M1_TABLE: [u8; 16] = {
+    let mut table = EIGHTS;
+    let mut i = 0;
+    while i < 16 {
+        table[i] = (64.0 + 8.0 * E2M1[i]) as u8;
+        i += 1;
+    }
+    table
+};
+
+impl Coding {
+    const fn is_nibbles(self) -> bool {
+        matches!(self, Self::IntegerNibbles | Self::E2m1Nibbles)
+    }
+
+    /// The vectors of a block of zero weights.
+    pub(super) const fn centre(self) -> [f32; 8] {
+        match self {
+            Self::IntegerNibbles | Self::E2m1Nibbles => NIBBLE_CENTRE,
+            Self::UnsignedBytes => [128.0; 8],
+            Self::SignedBytes | Self::Values => [0.0; 8],
+        }
+    }
+
+    /// What totals are multiplied by in the end.
+    pub(super) const fn factor(self) -> f32 {
+        if self.is_nibbles() { 8.0 } else { 1.0 }
+    }
+
+    /// What the quantised value of a zero weight is.
+    pub(super) const fn zero(self) -> f32 {
+        match self {
+            Self::IntegerNibbles => 8.0,
+            Self::UnsignedBytes => 128.0,
+            _ => 0.0,
+        }
+    }
+}
+
+/// How input rows lie in memory for a plan. Two plans that agree in this share their packed rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RowLayout {
+    /// Values of an input row.
+    pub(super) columns: usize,
+    /// Whether values lie in the order of nibbles.
+    pub(super) nibbles: bool,
+    /// The vectors of a block of zero weights, as bits.
+    centre: [u32; 8],
+    /// Half-blocks of 32 columns per segment: 1 or an even number.
+    pub(super) segment_halves: usize,
+    /// Columns of a group that has a bias; 0 if none has.
+    pub(super) bias_group: usize,
+}
+
+impl RowLayout {
+    /// Blocks of a row, the last one padded with zeros.
+    pub(super) const fn blocks(&self) -> usize {
+        self.columns.div_ceil(BLOCK)
+    }
+
+    /// Values of a row with its padding.
+    pub(super) const fn padded(&self) -> usize {
+        self.blocks() * BLOCK
+    }
+
+    /// Segments of a row.
+    pub(super) const fn segments(&self) -> usize {
+        (2 * self.blocks()).div_ceil(self.segment_halves)
+    }
+
+    /// Groups with a bias, rounded up to whole vectors.
+    pub(super) const fn group_lanes(&self) -> usize {
+        match self.bias_group {
+            0 => 0,
+            group => self.columns.div_ceil(group).next_multiple_of(LANES),
+        }
+    }
+
+    /// Values of a packed row: the padded row, the centres of its segments, the sums of its groups.
+    pub(super) const fn stride(&self) -> usize {
+        self.padded() + self.segments() * LANES + self.group_lanes()
+    }
+
+    /// The vectors of a block of zero weights.
+    pub(super) fn centre(&self) -> [f32; 8] {
+        self.centre.map(f32::from_bits)
+    }
+}
+
+/// How one projection is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) coding: Coding,
+    pub(super) layout: RowLayout,
+    /// Columns per scale; 0 for one scale per row (and for [`Coding::Values`], which has none left).
+    pub(super) group: usize,
+}
+
+impl Plan {
+    /// The plan of one projection.
+    pub(super) fn new(geometry: &ExpertGeometry, projection: Projection) -> Self {
+        let shape = geometry.projection(projection);
+        let columns = shape.columns as usize;
+        let (coding, group) = coding(shape.quantisation);
+        let segment_halves = match (coding.is_nibbles(), group) {
+            (_, 0) => LONGEST_SEGMENT,
+            (_, group) if group.is_multiple_of(BLOCK) => (group / BLOCK * 2).min(segment_of(group)),
+            (true, group) if group.is_multiple_of(32) => 2,
+            _ => 1,
+        };
+        let bias_group = if shape.quantisation.has_biases() && coding != Coding::Values { group } else { 0 };
+        let centre = coding.centre().map(f32::to_bits);
+        let layout = RowLayout { columns, nibbles: coding.is_nibbles(), centre, segment_halves, bias_group };
+        Self { coding, layout, group }
+    }
+
+    /// The column whose scale the four lanes of `lane_half` have in segment `segment`.
+    pub(super) const fn scale_column(&self, segment: usize, lane_half: usize) -> usize {
+        let half_block = segment * self.layout.segment_halves;
+        let (block, part) = (half_block / 2, half_block % 2);
+        match self.layout.nibbles {
+            true => BLOCK * block + 32 * lane_half + 16 * part,
+            false => BLOCK * block + 32 * part,
+        }
+    }
+}
+
+/// Half-blocks per segment of a group of whole blocks: the largest even divisor of the group up to the longest.
+const fn segment_of(group: usize) -> usize {
+    let halves = group / BLOCK * 2;
+    let mut segment = LONGEST_SEGMENT;
+    while !halves.is_multiple_of(segment) {
+        segment -= 2;
+    }
+    segment
+}
+
+/// A format's coding and group; [`Coding::Values`] where no kernel was made for it.
+fn coding(quantisation: Quantisation) -> (Coding, usize) {
+    match quantisation {
+        Quantisation::Signed { bits: 4, group: None } => (Coding::IntegerNibbles, 0),
+        Quantisation::Signed { bits: 4, group: Some(group) } if group % 16 == 0 => {
+            (Coding::IntegerNibbles, group as usize)
+        }
+        Quantisation::Signed { bits: 8, group: None } => (Coding::SignedBytes, 0),
+        Quantisation::Affine { bits: 4, group, .. } => (Coding::IntegerNibbles, group as usize),
+        Quantisation::Affine { bits: 8, group, .. } => (Coding::UnsignedBytes, group as usize),
+        Quantisation::Mxfp4 => (Coding::E2m1Nibbles, 32),
+        Quantisation::Nvfp4 => (Coding::E2m1Nibbles, 16),
+        _ => (Coding::Values, 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::formats::FloatType;
+
+    fn plan(quantisation: Quantisation) -> Plan {
+        Plan::new(&ExpertGeometry::uniform(1024, 512, quantisation), Projection::Gate)
+    }
+
+    #[test]
+    fn segments_end_where_scales_change() {
+        let q4 = |group| plan(Quantisation::Signed { bits: 4, group }).layout.segment_halves;
+        assert_eq!([None, Some(16), Some(48), Some(32), Some(96), Some(64)].map(q4), [8, 1, 1, 2, 2, 2]);
+        assert_eq!([Some(128), Some(192), Some(256), Some(512), Some(320)].map(q4), [4, 6, 8, 8, 2]);
+        let affine8 = |group| plan(Quantisation::Affine { bits: 8, group, scales: FloatType::F16 }).layout;
+        assert_eq!([32, 64, 128].map(|group| affine8(group).segment_halves), [1, 2, 4]);
+    }
+
+    #[test]
+    fn lanes_of_a_segment_share_a_scale() {
+        for group in [16, 32, 48, 64, 96, 128, 192, 256] {
+            let plan = plan(Quantisation::Signed { bits: 4, group: Some(group) });
+            for segment in 0..plan.layout.segments() {
+                for half in 0..plan.layout.segment_halves {
+                    let half_block = segment * plan.layout.segment_halves + half;
+                    for vector in 0..4 {
+                        for lane in 0..8 {
+                            let within =
+                                super::super::lanes::nibble_column(half_block % 2 * 4 + vector, lane);
+                            let column = half_block / 2 * BLOCK + within;
+                            let expected = plan.scale_column(segment, lane / 4);
+                            assert_eq!(
+                                column / group as usize,
+                                expected / group as usize,
+                                "{group}: {column}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
