@@ -23,6 +23,13 @@ typedef __half half;
 typedef __half float16_t;
 typedef __nv_bfloat16 bfloat;
 typedef __nv_bfloat16 bfloat16_t;
+// (word & mask) | bits. Left to itself, ptxas spends two operations on it when mask and bits are both constants.
+__device__ __forceinline__ uint msl_mask_or(uint word, uint mask, uint bits) {
+  uint merged;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(merged) : "r"(word), "r"(mask), "r"(bits));
+  return merged;
+}
+#define MASK_OR(word, mask, bits) msl_mask_or(word, mask, bits)
 #define METAL_FUNC __device__ __forceinline__
 namespace metal {
 enum class mem_flags : uint { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4 };
@@ -150,7 +157,7 @@ __device__ __forceinline__ uint msl_linear() {
 #define simdgroup_index_in_threadgroup (msl_linear() >> 5)
 #define threads_per_simdgroup 32u
 #define simdgroups_per_threadgroup ((blockDim.x * blockDim.y * blockDim.z + 31u) / 32u)
-#define device
+// (`device` is taken out of the text instead: as an empty macro it would empty CUDA's own __device__ as well.)
 #define constant
 #define thread
 #define threadgroup

@@ -12,8 +12,8 @@
   Row<S> rows[ROWS];
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
-    const uint n = min(first + uint(r), uint(HIDDEN - 1));
-    rows[r] = row_at<S, INNER, BITS, GROUP>(base, layout[10], layout[11], layout[12], n);
+    const uint n = clamped_row<HIDDEN, ROWS>(first, r);
+    find_row<S, INNER, BITS, GROUP>(rows[r], base, layout[10], layout[11], layout[12], n);
   }
   InputRow<float> inputs[PAIRS];
 #pragma unroll

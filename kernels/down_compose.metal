@@ -17,8 +17,8 @@
     Row<S> rows[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-      const uint n = min(first + uint(r), uint(HIDDEN - 1));
-      rows[r] = row_at<S, INNER, BITS, GROUP>(base, layout[10], layout[11], layout[12], n);
+      const uint n = clamped_row<HIDDEN, ROWS>(first, r);
+      find_row<S, INNER, BITS, GROUP>(rows[r], base, layout[10], layout[11], layout[12], n);
     }
     InputRow<float> inputs[1];
     inputs[0].x = inner + size_t(pair) * INNER;
@@ -27,7 +27,7 @@
     if (lane == 0) {
 #pragma unroll
       for (int r = 0; r < ROWS; r++) {
-        const uint n = min(first + uint(r), uint(HIDDEN - 1));
+        const uint n = clamped_row<HIDDEN, ROWS>(first, r);
         const float bias = BIAS ? float(((const device L*)(base + layout[13]))[n]) : 0.0f;
         const float product = BIAS ? sums[r][0] + bias : sums[r][0];
         weighted[rank * ROWS + r] = weights[begin + rank] * product;

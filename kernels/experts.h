@@ -4,12 +4,22 @@
 // columns at a time, lane l of step s those from (s * 32 + l) * 16 on. What a code stands for:
 //   signed:  (code - offset) * scale         offset 8 for 4 bits, 128 for 8 bits with the sign bit flipped
 //   affine:  code * scale + bias
-// Codes become floats without a conversion: code bits that lie at bit p < 16 of 2^23's mantissa make 2^23 + code * 2^p, from
-// which 2^23 + offset * 2^p is subtracted exactly; the input column is multiplied by 2^-p beforehand, exactly too.
+// Codes become floats without a conversion: a code that lies at bit p of a word, under the exponent of 2^(23 - p), is the
+// float 2^(23 - p) + code; from that 2^(23 - p) + offset is subtracted exactly.
 // Every rounding is written out: metal::fma where a product and a sum round once, nothing for a compiler to contract.
 
 constexpr constant int COLUMNS = 16;
 
+template <typename X>
+struct IsBfloat {
+  static constexpr constant bool value = false;
+};
+template <>
+struct IsBfloat<bfloat16_t> {
+  static constexpr constant bool value = true;
+};
+
+// 16 columns of an input row, as floats.
 template <typename X, int BYTES>
 struct Input;
 
@@ -30,8 +40,12 @@ struct Input<X, 4> {
 
 template <typename X>
 struct Input<X, 2> {
-  static METAL_FUNC float low(uint w) { return float(as_type<X>(ushort(w & 0xffffu))); }
-  static METAL_FUNC float high(uint w) { return float(as_type<X>(ushort(w >> 16))); }
+  static METAL_FUNC float low(uint w) {
+    return IsBfloat<X>::value ? as_type<float>(w << 16) : float(as_type<X>(ushort(w & 0xffffu)));
+  }
+  static METAL_FUNC float high(uint w) {
+    return IsBfloat<X>::value ? as_type<float>(w & 0xffff0000u) : float(as_type<X>(ushort(w >> 16)));
+  }
 
   static METAL_FUNC void load(const device X* x, thread float* v) {
     const device uint4* words = (const device uint4*)x;
@@ -50,52 +64,61 @@ struct Input<X, 2> {
   }
 };
 
-// 2^23 with `field`, which must fit below it, in its low bits; minus 2^23 and `offset`.
-METAL_FUNC float code_value(uint field, float offset) { return as_type<float>(field | 0x4b000000u) - (8388608.0f + offset); }
+// The masked word under other bits: one operation where the target has it.
+#ifndef MASK_OR
+#define MASK_OR(word, mask, bits) (((word) & (mask)) | (bits))
+#endif
+
+// The value of the code of `bits` bits at bit `shift` of `word`; bits + shift is at most 23.
+METAL_FUNC float code_value(uint word, int bits, int shift, float offset) {
+  const uint mask = ((1u << bits) - 1u) << shift;
+  const uint exponent = uint(127 + 23 - shift) << 23;
+  return as_type<float>(MASK_OR(word, mask, exponent)) - (float(1u << (23 - shift)) + offset);
+}
 
 template <int BITS>
 struct Codes;
 
+// Eight codes a word: five from its low 20 bits, three from its high 12.
 template <>
 struct Codes<4> {
-  static METAL_FUNC void load(const device uint* weight, thread uint* words, bool is_signed) {
+  static METAL_FUNC void load(const device uint* weight, thread uint* packed) {
     const uint2 w = *(const device uint2*)weight;
-    words[0] = w.x;
-    words[1] = w.y;
+    packed[0] = w.x;
+    packed[1] = w.y;
   }
 
-  // The value of column i, times 16 to the power of i % 4.
-  static METAL_FUNC float value(const thread uint* words, int i, bool is_signed) {
-    const uint half_word = words[i / 8] >> (i % 8 < 4 ? 0 : 16);
-    const int shift = 4 * (i % 4);
-    return code_value(half_word & (0xfu << shift), is_signed ? float(8 << shift) : 0.0f);
-  }
-
-  static METAL_FUNC float factor(int i) {
-    return i % 4 == 0 ? 1.0f : i % 4 == 1 ? 0.0625f : i % 4 == 2 ? 0.00390625f : 0.000244140625f;
+  static METAL_FUNC float value(const thread uint* packed, int i, bool is_signed) {
+    const int place = i % 8;
+    const uint word = place < 5 ? packed[i / 8] : packed[i / 8] >> 20;
+    return code_value(word, 4, 4 * (place < 5 ? place : place - 5), is_signed ? 8.0f : 0.0f);
   }
 };
 
+// Four codes a word: two from its low half, two from its high half.
 template <>
 struct Codes<8> {
-  static METAL_FUNC void load(const device uint* weight, thread uint* words, bool is_signed) {
+  static METAL_FUNC void load(const device uint* weight, thread uint* packed) {
     const uint4 w = *(const device uint4*)weight;
-    const uint flip = is_signed ? 0x80808080u : 0u;
-    words[0] = w.x ^ flip;
-    words[1] = w.y ^ flip;
-    words[2] = w.z ^ flip;
-    words[3] = w.w ^ flip;
+    packed[0] = w.x;
+    packed[1] = w.y;
+    packed[2] = w.z;
+    packed[3] = w.w;
   }
 
-  // The value of column i, times 256 where i is odd.
-  static METAL_FUNC float value(const thread uint* words, int i, bool is_signed) {
-    const uint half_word = words[i / 4] >> (i % 4 < 2 ? 0 : 16);
-    const int shift = 8 * (i % 2);
-    return code_value(half_word & (0xffu << shift), is_signed ? float(128 << shift) : 0.0f);
+  static METAL_FUNC float value(const thread uint* packed, int i, bool is_signed) {
+    const uint flipped = is_signed ? packed[i / 4] ^ 0x80808080u : packed[i / 4];
+    const uint word = i % 4 < 2 ? flipped : flipped >> 16;
+    return code_value(word, 8, 8 * (i % 2), is_signed ? 128.0f : 0.0f);
   }
-
-  static METAL_FUNC float factor(int i) { return i % 2 == 0 ? 1.0f : 0.00390625f; }
 };
+
+// Row `r` of a block of ROWS rows from `first` on; the last row instead of one beyond the end. Where the blocks fit there is
+// no such row, and the rows of a block then lie at constant distances.
+template <int COUNT, int ROWS>
+METAL_FUNC uint clamped_row(uint first, int r) {
+  return COUNT % ROWS == 0 ? first + uint(r) : min(first + uint(r), uint(COUNT - 1));
+}
 
 // Where the parts of one weight row begin. `biases` is not read when the format is signed.
 template <typename S>
@@ -105,15 +128,13 @@ struct Row {
   const device S* biases;
 };
 
-// The row `row` of a projection whose weights, scales and biases begin at these words of `slot`.
+// Finds the row `row` of a projection whose weights, scales and biases begin at these words of `slot`.
 template <typename S, int IN, int BITS, int GROUP>
-METAL_FUNC Row<S> row_at(const device uint* slot, uint weight, uint scales, uint biases, uint row) {
+METAL_FUNC void find_row(thread Row<S>& found, const device uint* slot, uint weight, uint scales, uint biases, uint row) {
   const uint groups = (IN + GROUP - 1) / GROUP;
-  Row<S> result;
-  result.weight = slot + weight + row * uint(IN * BITS / 32);
-  result.scales = (const device S*)(slot + scales) + row * groups;
-  result.biases = (const device S*)(slot + biases) + row * groups;
-  return result;
+  found.weight = slot + weight + row * uint(IN * BITS / 32);
+  found.scales = (const device S*)(slot + scales) + row * groups;
+  found.biases = (const device S*)(slot + biases) + row * groups;
 }
 
 // An input row.
@@ -122,14 +143,18 @@ struct InputRow {
   const device X* x;
 };
 
+// Loads the packed codes of the lane's 16 columns from `column` on.
+template <typename S, int BITS, int ROWS>
+METAL_FUNC void load_codes(const thread Row<S>* rows, uint column, thread uint (&packed)[ROWS][BITS / 2]) {
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) { Codes<BITS>::load(rows[r].weight + column * BITS / 32, packed[r]); }
+}
+
 // Adds the lane's 16 columns from `column` on to the sums.
 template <typename X, typename S, int IN, int BITS, int GROUP, bool SIGNED, int ROWS, int PAIRS>
 METAL_FUNC void add_columns(const thread Row<S>* rows, const thread InputRow<X>* inputs, uint column,
-                            thread float (&sums)[ROWS][PAIRS]) {
+                            const thread uint (&packed)[ROWS][BITS / 2], thread float (&sums)[ROWS][PAIRS]) {
   const bool scale_last = SIGNED && GROUP >= IN;
-  uint words[ROWS][BITS / 2];
-#pragma unroll
-  for (int r = 0; r < ROWS; r++) { Codes<BITS>::load(rows[r].weight + column * BITS / 32, words[r], SIGNED); }
   float v[PAIRS][COLUMNS];
   float input_sum[PAIRS];
 #pragma unroll
@@ -139,7 +164,6 @@ METAL_FUNC void add_columns(const thread Row<S>* rows, const thread InputRow<X>*
 #pragma unroll
     for (int i = 0; i < COLUMNS; i++) {
       if (!SIGNED) { input_sum[p] += v[p][i]; }
-      v[p][i] *= Codes<BITS>::factor(i);
     }
   }
 #pragma unroll
@@ -149,7 +173,7 @@ METAL_FUNC void add_columns(const thread Row<S>* rows, const thread InputRow<X>*
     for (int p = 0; p < PAIRS; p++) { part[p] = scale_last ? sums[r][p] : 0.0f; }
 #pragma unroll
     for (int i = 0; i < COLUMNS; i++) {
-      const float code = Codes<BITS>::value(words[r], i, SIGNED);
+      const float code = Codes<BITS>::value(packed[r], i, SIGNED);
 #pragma unroll
       for (int p = 0; p < PAIRS; p++) { part[p] = metal::fma(code, v[p][i], part[p]); }
     }
@@ -185,10 +209,16 @@ METAL_FUNC void products(const thread Row<S>* rows, const thread InputRow<X>* in
   const uint first = lane * uint(COLUMNS);
 #pragma unroll 2
   for (int s = 0; s < IN / step; s++) {
-    add_columns<X, S, IN, BITS, GROUP, SIGNED, ROWS, PAIRS>(rows, inputs, first + uint(s * step), sums);
+    const uint column = first + uint(s * step);
+    uint packed[ROWS][BITS / 2];
+    load_codes<S, BITS, ROWS>(rows, column, packed);
+    add_columns<X, S, IN, BITS, GROUP, SIGNED, ROWS, PAIRS>(rows, inputs, column, packed, sums);
   }
   if (IN % step != 0 && first < uint(IN % step)) {
-    add_columns<X, S, IN, BITS, GROUP, SIGNED, ROWS, PAIRS>(rows, inputs, first + uint(IN / step * step), sums);
+    const uint column = first + uint(IN / step * step);
+    uint packed[ROWS][BITS / 2];
+    load_codes<S, BITS, ROWS>(rows, column, packed);
+    add_columns<X, S, IN, BITS, GROUP, SIGNED, ROWS, PAIRS>(rows, inputs, column, packed, sums);
   }
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {

@@ -12,9 +12,9 @@
   Row<S> rows[2 * ROWS];
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
-    const uint n = min(first + uint(r), uint(INNER - 1));
-    rows[2 * r] = row_at<S, HIDDEN, BITS, GROUP>(base, layout[2], layout[3], layout[4], n);
-    rows[2 * r + 1] = row_at<S, HIDDEN, BITS, GROUP>(base, layout[6], layout[7], layout[8], n);
+    const uint n = clamped_row<INNER, ROWS>(first, r);
+    find_row<S, HIDDEN, BITS, GROUP>(rows[2 * r], base, layout[2], layout[3], layout[4], n);
+    find_row<S, HIDDEN, BITS, GROUP>(rows[2 * r + 1], base, layout[6], layout[7], layout[8], n);
   }
   InputRow<T> inputs[PAIRS];
 #pragma unroll

@@ -1,6 +1,8 @@
 //! Kernel families, and the scalar oracle that all of them are checked against.
 
 mod forward;
+#[cfg(any(feature = "mlx", test))]
+pub(crate) mod gpu;
 pub(crate) mod host;
 pub mod oracle;
 

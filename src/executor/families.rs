@@ -2,7 +2,10 @@
 
 use super::{ExecuteError, ExecutorOpenError, Family, LayerShape};
 #[cfg(feature = "mlx")]
-use crate::mlx::{self, Array, StockForward, StockTier};
+use crate::mlx::{
+    self, Array, StockForward, StockTier,
+    kernels::{Backend, KernelForward, KernelTier, Unsupported},
+};
 use crate::{
     compute::{
         ComputeError, Forward,
@@ -20,6 +23,8 @@ use crate::{
 pub(super) enum TierCompute {
     #[cfg(feature = "mlx")]
     Stock(Box<StockTier>),
+    #[cfg(feature = "mlx")]
+    Kernels(Box<KernelTier>),
     Host(Arc<HostFamily>),
 }
 
@@ -27,6 +32,8 @@ pub(super) enum TierCompute {
 pub(super) enum TierForward<'a> {
     #[cfg(feature = "mlx")]
     Stock(StockForward<'a>),
+    #[cfg(feature = "mlx")]
+    Kernels(KernelForward<'a>),
     Host(HostForward<'a>),
 }
 
@@ -43,7 +50,7 @@ impl Families {
         let family = match family {
             Family::Auto if cfg!(feature = "mlx") && gpu() => Family::Stock,
             Family::Auto => Family::Host,
-            Family::Stock if cfg!(not(feature = "mlx")) => {
+            Family::Stock | Family::Metal | Family::Cuda if cfg!(not(feature = "mlx")) => {
                 return Err(ExecutorOpenError::FamilyNotBuilt { family: family.name(), feature: "mlx" });
             }
             chosen => chosen,
@@ -54,6 +61,23 @@ impl Families {
     /// The family and the bank of one tier of `slots` slots.
     pub(super) fn tier(&mut self, tier: &Tier, slots: u32) -> Result<(Bank, TierCompute), ExecutorOpenError> {
         match self.family {
+            #[cfg(feature = "mlx")]
+            Family::Metal | Family::Cuda => {
+                let backend = if self.family == Family::Metal { Backend::Metal } else { Backend::Cuda };
+                let (bank, array) = mlx::mlx_bank(slots, tier.layout.slot_bytes())?;
+                let compute = match KernelTier::supports(&tier.geometry, backend) {
+                    Ok(()) => KernelTier::new(array, &tier.geometry, &tier.layout, backend)
+                        .map(|kernels| TierCompute::Kernels(Box::new(kernels)))
+                        .map_err(ComputeError::new)?,
+                    Err(Unsupported::Geometry(_)) => {
+                        let stock =
+                            StockTier::new(array, &tier.geometry, &tier.layout).map_err(ComputeError::new)?;
+                        TierCompute::Stock(Box::new(stock))
+                    }
+                    Err(unsupported) => return Err(ComputeError::new(unsupported).into()),
+                };
+                Ok((bank, compute))
+            }
             #[cfg(feature = "mlx")]
             Family::Stock => {
                 let (bank, array) = mlx::mlx_bank(slots, tier.layout.slot_bytes())?;
@@ -92,6 +116,11 @@ impl TierCompute {
         match self {
             #[cfg(feature = "mlx")]
             Self::Stock(_) => Family::Stock,
+            #[cfg(feature = "mlx")]
+            Self::Kernels(tier) => match tier.backend() {
+                Backend::Metal => Family::Metal,
+                Backend::Cuda => Family::Cuda,
+            },
             Self::Host(_) => Family::Host,
         }
     }
@@ -112,6 +141,15 @@ impl TierCompute {
                 let shared = shared.transpose().map_err(ComputeError::new)?;
                 let forward = StockForward::begin(tier, plan, array, shared).map_err(ComputeError::new)?;
                 Ok(TierForward::Stock(forward))
+            }
+            #[cfg(feature = "mlx")]
+            Self::Kernels(tier) => {
+                let array = mlx::rows_to_array(input, tier.hidden()).map_err(ComputeError::new)?;
+                let shared = shared.map(|rows| mlx::rows_to_array(rows, tier.hidden()));
+                let shared = shared.transpose().map_err(ComputeError::new)?;
+                let forward =
+                    KernelForward::begin(tier, plan, &array, shared.as_ref()).map_err(ComputeError::new)?;
+                Ok(TierForward::Kernels(forward))
             }
             Self::Host(family) => {
                 let _ = shared;
@@ -145,6 +183,14 @@ impl TierCompute {
                 let forward = StockForward::begin(tier, plan, rows, shared).map_err(ComputeError::new)?;
                 Ok(TierForward::Stock(forward))
             }
+            Self::Kernels(tier) => {
+                let rows = mlx::flatten(input, hidden).map_err(ComputeError::new)?;
+                let shared =
+                    shared.map(|rows| mlx::flatten(rows, hidden)).transpose().map_err(ComputeError::new)?;
+                let forward =
+                    KernelForward::begin(tier, plan, &rows, shared.as_ref()).map_err(ComputeError::new)?;
+                Ok(TierForward::Kernels(forward))
+            }
             Self::Host(family) => {
                 if let Some(shared) = shared {
                     mlx::submit(shared).map_err(ComputeError::new)?;
@@ -171,6 +217,11 @@ impl TierForward<'_> {
                 let composed = forward.finish().map_err(ComputeError::new)?;
                 mlx::array_to_rows(&composed).map_err(ComputeError::new)
             }
+            #[cfg(feature = "mlx")]
+            Self::Kernels(forward) => {
+                let composed = forward.finish().map_err(ComputeError::new)?;
+                mlx::array_to_rows(&composed).map_err(ComputeError::new)
+            }
             Self::Host(forward) => Ok(forward.finish(shared)),
         }
     }
@@ -180,6 +231,7 @@ impl TierForward<'_> {
     pub(super) fn into_array(self, input: &Array, shared: Option<&Array>) -> Result<Array, ComputeError> {
         let composed = match self {
             Self::Stock(forward) => forward.finish().map_err(ComputeError::new)?,
+            Self::Kernels(forward) => forward.finish().map_err(ComputeError::new)?,
             Self::Host(forward) => {
                 let shared = shared.map(mlx::array_to_rows).transpose().map_err(ComputeError::new)?;
                 let hidden = input.shape().last().copied().unwrap_or(0);
@@ -195,6 +247,8 @@ impl Forward for TierForward<'_> {
         match self {
             #[cfg(feature = "mlx")]
             Self::Stock(forward) => forward.each_miss(),
+            #[cfg(feature = "mlx")]
+            Self::Kernels(forward) => forward.each_miss(),
             Self::Host(forward) => forward.each_miss(),
         }
     }
@@ -203,6 +257,8 @@ impl Forward for TierForward<'_> {
         match self {
             #[cfg(feature = "mlx")]
             Self::Stock(forward) => forward.submit(lease, wave, positions),
+            #[cfg(feature = "mlx")]
+            Self::Kernels(forward) => forward.submit(lease, wave, positions),
             Self::Host(forward) => forward.submit(lease, wave, positions),
         }
     }
@@ -211,6 +267,8 @@ impl Forward for TierForward<'_> {
         match self {
             #[cfg(feature = "mlx")]
             Self::Stock(forward) => forward.fence(),
+            #[cfg(feature = "mlx")]
+            Self::Kernels(forward) => forward.fence(),
             Self::Host(forward) => forward.fence(),
         }
     }

@@ -13,6 +13,12 @@ pub enum Family {
     /// MLX's own quantised products, on MLX's default device. Needs the `mlx` feature.
     #[cfg_attr(feature = "mlx", default)]
     Stock,
+    /// This crate's own kernels on Apple's GPUs, through MLX. A tier that they cannot compute (other formats than signed and
+    /// affine 4 and 8 bits, odd widths) is computed by [`Family::Stock`]; the executor says which family a tier has.
+    /// Needs the `mlx` feature, and a GPU. Never yet run on one.
+    Metal,
+    /// The same kernels on NVIDIA GPUs, through MLX's CUDA backend.
+    Cuda,
     /// This crate's CPU kernels, straight from the slots. Needs nothing.
     #[cfg_attr(not(feature = "mlx"), default)]
     Host,
@@ -26,6 +32,8 @@ impl Family {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Stock => "stock",
+            Self::Metal => "metal",
+            Self::Cuda => "cuda",
             Self::Host => "host",
             Self::Auto => "auto",
         }

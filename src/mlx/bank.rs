@@ -46,6 +46,16 @@ impl BankArray {
         self.slots
     }
 
+    /// The bank's memory as u32 words, row-contiguous, with [`Self::skipped_bytes`] before the first slot.
+    pub(crate) const fn words(&self) -> &Array {
+        &self.words
+    }
+
+    /// Bytes of the memory before the first slot.
+    pub(crate) const fn skipped_bytes(&self) -> usize {
+        self.skipped_bytes
+    }
+
     /// A view `[slots, shape…]` of the component that begins `offset_bytes` into each slot. Nothing is copied.
     pub(crate) fn all_slots(
         &self,

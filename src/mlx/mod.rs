@@ -4,6 +4,7 @@ mod bank;
 mod compose;
 mod convert;
 mod forward;
+pub(crate) mod kernels;
 mod ops;
 mod stock;
 

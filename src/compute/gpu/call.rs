@@ -12,11 +12,6 @@ pub(crate) enum Scalar {
     U32,
 }
 
-impl Scalar {
-    /// f32.
-    pub(crate) const F32: Self = Self::Float(FloatType::F32);
-}
-
 /// The value of a kernel's template parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Parameter {
@@ -46,7 +41,7 @@ pub(crate) struct Call {
     pub(crate) parameters: Vec<(&'static str, Parameter)>,
     /// Its inputs, in order.
     pub(crate) inputs: Vec<Argument>,
-    /// The type of its one output, `out`.
+    /// The type of its one output.
     pub(crate) output: FloatType,
     /// The shape of the output.
     pub(crate) shape: [i32; 2],

@@ -8,10 +8,11 @@ use crate::formats::{Activation, ExpertGeometry, FloatType, Part, Projection, Qu
 
 /// Why the kernels cannot compute experts of a geometry. Another family must.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum UnsupportedGeometry {
+pub(crate) enum UnsupportedGeometry {
     /// A storage format that the kernels do not read.
-    #[error("{projection:?}: the kernels read signed and affine weights of 4 or 8 bits, not {quantisation:?}")]
+    #[error(
+        "{projection:?}: the kernels read signed and affine weights of 4 or 8 bits, not {quantisation:?}"
+    )]
     Format {
         /// The projection.
         projection: Projection,
@@ -76,11 +77,14 @@ const SIMDGROUPS: i32 = 4;
 /// Inner columns that a simdgroup of `gate_up` makes: as many gate rows and as many up rows.
 const GATE_UP_ROWS: i32 = 2;
 
-/// Output columns that a simdgroup of `down` and `down_compose` makes.
+/// Output columns that a simdgroup of `down` makes.
 const DOWN_ROWS: i32 = 4;
 
-/// The most simdgroups of a threadgroup of `down_compose`: ranks at work at the same time.
-const COMPOSE_SIMDGROUPS: i32 = 8;
+/// Output columns that a threadgroup of `down_compose` makes.
+const DOWN_COMPOSE_ROWS: i32 = 8;
+
+/// Simdgroups of a threadgroup of `down_compose`, ranks at work at the same time: for few ranks, and for more.
+const COMPOSE_SIMDGROUPS: [i32; 2] = [4, 8];
 
 /// How one projection is stored, as template arguments.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -185,8 +189,8 @@ impl GpuExpert {
     /// it: a pair's bits are the same in every tile.
     pub(crate) const fn pairs_per_tile(pairs: usize, jobs: usize) -> usize {
         match pairs.checked_div(jobs) {
-            None | Some(0 | 1) => 1,
-            Some(2 | 3) => 2,
+            None | Some(0..=2) => 1,
+            Some(3..=15) => 2,
             _ => 4,
         }
     }
@@ -250,13 +254,14 @@ impl GpuExpert {
     /// `down_compose`: inner `[pairs, intermediate]` f32 to `[rows, hidden]` of `out_type`, for rows of at most `ranks`
     /// ranks.
     pub(crate) fn down_compose(&self, out_type: FloatType, rows: usize, ranks: usize, shared: bool) -> Call {
-        let ranks = index(ranks).max(1);
-        let simdgroups = ranks.min(COMPOSE_SIMDGROUPS);
+        let [few, many] = COMPOSE_SIMDGROUPS;
+        let simdgroups = if index(ranks) <= few { few } else { many };
+        let ranks = index(ranks.max(1).next_multiple_of(8));
         let mut parameters = vec![("T", Parameter::Type(out_type))];
         self.sizes(&mut parameters);
         self.down.parameters(&mut parameters);
         parameters.extend([
-            ("ROWS", Parameter::Int(DOWN_ROWS)),
+            ("ROWS", Parameter::Int(DOWN_COMPOSE_ROWS)),
             ("RANKS", Parameter::Int(ranks)),
             ("SIMDGROUPS", Parameter::Int(simdgroups)),
             ("SHARED", Parameter::Bool(shared)),
@@ -275,7 +280,7 @@ impl GpuExpert {
             ],
             output: out_type,
             shape: [index(rows), self.hidden],
-            grid: [32, blocks(self.hidden, DOWN_ROWS, 1) * simdgroups, index(rows)],
+            grid: [32, blocks(self.hidden, DOWN_COMPOSE_ROWS, 1) * simdgroups, index(rows)],
             threadgroup: [32, simdgroups, 1],
         }
     }
@@ -334,13 +339,20 @@ const fn small(size: u32) -> i32 {
     size as i32
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "the work checked its limits")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    reason = "the work checked its limits"
+)]
 const fn index(count: usize) -> i32 {
     count as i32
 }
 
 /// Bytes to u32 words: a slot has at most 2^32 bytes, and its parts begin on word boundaries.
-#[expect(clippy::cast_possible_truncation, reason = "a slot of at most MAX_SLOT_BYTES has fewer than 2^32 words")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a slot of at most MAX_SLOT_BYTES has fewer than 2^32 words"
+)]
 const fn word(bytes: u64) -> u32 {
     (bytes / 4) as u32
 }

@@ -11,7 +11,9 @@ mod work;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use call::{Argument, Call, Parameter, Scalar};
+#[cfg(test)]
+pub(crate) use call::Scalar;
+pub(crate) use call::{Call, Parameter};
 pub(crate) use expert::{GpuExpert, UnsupportedGeometry};
 pub(crate) use text::{KernelName, cuda_source};
-pub(crate) use work::{ComposeTerms, Terms, Tiles, WorkError};
+pub(crate) use work::{ComposeTerms, Terms, Tiles, WorkError, padded};

@@ -20,9 +20,12 @@ pub(crate) enum KernelName {
 }
 
 impl KernelName {
+    /// How many there are.
+    pub(crate) const COUNT: usize = 4;
+
     /// All of them.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 4] = [Self::GateUp, Self::Down, Self::DownCompose, Self::Compose];
+    pub(crate) const ALL: [Self; Self::COUNT] = [Self::GateUp, Self::Down, Self::DownCompose, Self::Compose];
 
     /// The name that compiled kernels are kept under.
     pub(crate) const fn name(self) -> &'static str {
@@ -44,14 +47,24 @@ impl KernelName {
         }
     }
 
+    /// The name of its output.
+    pub(crate) const fn output(self) -> &'static str {
+        match self {
+            Self::GateUp => "inner",
+            _ => "out",
+        }
+    }
+
     /// What stands before the kernel function, in Metal.
     pub(crate) const fn header(self) -> &'static str {
         HEADER
     }
 }
 
-/// Header and body of a kernel as CUDA: the prelude goes first, and threadgroup variables become shared ones.
+/// Header and body of a kernel as CUDA: the prelude goes first, threadgroup variables become shared ones, and the address
+/// space `device` goes (as an empty macro it would empty CUDA's own `__device__`).
 pub(crate) fn cuda_source(kernel: KernelName) -> (String, String) {
-    let header = format!("{CUDA_PRELUDE}\n{}", kernel.header());
-    (header, kernel.body().replace("  threadgroup float ", "  __shared__ float "))
+    let cuda =
+        |text: &str| text.replace("  threadgroup float ", "  __shared__ float ").replace("device ", "");
+    (format!("{CUDA_PRELUDE}\n{}", cuda(kernel.header())), cuda(kernel.body()))
 }

@@ -13,8 +13,7 @@ pub(crate) const MAX_RANKS: usize = 64;
 
 /// Work that no kernel may be given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum WorkError {
+pub(crate) enum WorkError {
     /// A slot that the bank does not have.
     #[error("{slot} of a bank of {slots} slots")]
     Slot {
@@ -55,6 +54,13 @@ pub enum WorkError {
         /// How many the plan has.
         pairs: usize,
     },
+}
+
+/// `values`, at least 8 of them: MLX compiles a kernel anew for each of its inputs that has fewer.
+pub(crate) fn padded<T: Copy + Default>(values: &[T]) -> Vec<T> {
+    let mut values = values.to_vec();
+    values.resize(values.len().max(8), T::default());
+    values
 }
 
 /// The pairs of one dispatch, in tiles of pairs that share a slot.

@@ -23,37 +23,41 @@ pub fn lint(header: &str, body: &str) -> Vec<String> {
     if let Some(found) = pattern(threadgroup).find(&header) {
         complaints.push(format!("a threadgroup variable outside the kernel: {}", found.as_str().trim()));
     }
-    let parameter =
-        pattern(r"[(,]\s*((?:\w+\s+)*[\w:]+(?:<[^;(){}]*>)?\s*(?:[*&]\s*\w+|\(&\s*\w+\)))\s*[\[,)]");
-    for found in parameter.captures_iter(&header) {
-        let declared = &found[1];
-        let spaces = ["device", "constant", "threadgroup", "thread"];
-        if declared.contains(' ')
-            && !declared.split(|c: char| !c.is_alphanumeric()).any(|word| spaces.contains(&word))
-        {
-            complaints.push(format!("a pointer or reference without an address space: {declared}"));
-        }
+    for (_, parameters, _) in functions(&header) {
+        let unspaced = parameters.split(',').filter(|each| each.contains(['*', '&']) && !names_a_space(each));
+        complaints.extend(
+            unspaced.map(|each| format!("a pointer or reference into no address space: {}", each.trim())),
+        );
     }
     complaints.extend(recursive(&header).into_iter().map(|name| format!("{name} calls itself")));
     complaints
 }
 
-/// Names of functions whose body names them again.
-fn recursive(header: &str) -> Vec<String> {
-    let function = pattern(r"\b(\w+)\s*\([^;{}()]*(?:\([^()]*\)[^;{}()]*)*\)\s*(?:const\s*)?\{");
-    let mut names = Vec::new();
-    for found in function.captures_iter(header) {
-        let (Some(whole), Some(name)) = (found.get(0), found.get(1)) else { continue };
-        if matches!(name.as_str(), "if" | "for" | "while" | "switch") {
-            continue;
-        }
-        let body = balanced(&header[whole.end()..]);
-        let call = pattern(&format!(r"(?:^|[^.\w:]){}\s*(?:<[^;()]*>)?\s*\(", name.as_str()));
-        if call.is_match(body) {
-            names.push(name.as_str().to_owned());
+fn names_a_space(parameter: &str) -> bool {
+    let mut words = parameter.split(|c: char| !c.is_alphanumeric());
+    words.any(|word| ["device", "constant", "threadgroup", "thread"].contains(&word))
+}
+
+/// Name, parameters and body of each function.
+fn functions(header: &str) -> Vec<(&str, &str, &str)> {
+    let function = pattern(r"\b(\w+)\s*\(([^;{}()]*(?:\([^()]*\)[^;{}()]*)*)\)\s*(?:const\s*)?\{");
+    let mut found = Vec::new();
+    for captures in function.captures_iter(header) {
+        let [whole, name, parameters] = [0, 1, 2].map(|group| captures.get(group));
+        let (Some(whole), Some(name), Some(parameters)) = (whole, name, parameters) else { continue };
+        if !matches!(name.as_str(), "if" | "for" | "while" | "switch") {
+            found.push((name.as_str(), parameters.as_str(), balanced(&header[whole.end()..])));
         }
     }
-    names
+    found
+}
+
+/// Names of functions whose body names them again.
+fn recursive(header: &str) -> Vec<&str> {
+    let calls_itself = |(name, _, body): &(&str, &str, &str)| {
+        pattern(&format!(r"(?:^|[^.\w:]){name}\s*(?:<[^;()]*>)?\s*\(")).is_match(body)
+    };
+    functions(header).into_iter().filter(calls_itself).map(|(name, _, _)| name).collect()
 }
 
 /// What stands before the brace that closes an already open one.
