@@ -170,7 +170,7 @@ proptest! {
         struct Any(LayerId);
         impl Evictable for Any {
             fn layer(&self) -> LayerId { self.0 }
-            fn contains(&self, key: ExpertKey) -> bool { key.expert.0 % 2 == 0 }
+            fn contains(&self, key: ExpertKey) -> bool { key.expert.0.is_multiple_of(2) }
             fn visit(&self, visit: &mut dyn FnMut(ExpertKey) -> bool) { visit(ExpertKey::new(self.0, ExpertId(0))); }
         }
         let layers = [1, 3].map(|layer| PolicyLayer { layer: LayerId(layer), experts: 16, resident_slots: 3 });

@@ -11,7 +11,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::Parser;
 use common::{Failure, bytes};
 use forecast::Forecast;
-use streamed_experts::{Budget, ExpertSource, Machine, ResidencyPlan, Trace, open_source};
+use streamed_experts::{Budget, Machine, ResidencyPlan, Trace, open_source};
 
 /// Say what a memory budget buys: slots per layer, hits to expect from a trace, tokens per second. Reads headers only.
 #[derive(Parser)]

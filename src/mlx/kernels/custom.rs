@@ -3,8 +3,8 @@
 //! # Soundness
 //! *Type, bounds*: `dispatch` is unsafe, because a kernel may touch any memory; [`super::tier`] holds the argument for
 //! ours. *Initialisation*: handles are used only after MLX reported success. *Lifetime*: MLX copies strings and
-//! counts its own references to arrays and kernels; a lazy graph keeps what it needs. *Threads*: handles stay on the
-//! calling thread.
+//! counts its own references to arrays and kernels; a lazy graph keeps what it needs. *Threads*: a handle is used by one
+//! thread at a time.
 #![allow(unsafe_code)]
 
 use std::{
@@ -54,6 +54,13 @@ impl Backend {
 pub(crate) struct Kernels {
     backend: Backend,
     compiled: [OnceCell<Compiled>; KernelName::COUNT],
+}
+
+/// A clone makes its own as it needs them: MLX's handles stay on one thread.
+impl Clone for Kernels {
+    fn clone(&self) -> Self {
+        Self::new(self.backend)
+    }
 }
 
 impl Kernels {
@@ -148,6 +155,10 @@ macro_rules! backend {
             pub(super) struct Kernel {
                 raw: mlx_sys::$kernel,
             }
+
+            // SAFETY: the handle owns a C++ closure over strings, without thread-local state. It is not Sync, so that one
+            // thread at a time uses it.
+            unsafe impl Send for Kernel {}
 
             impl Kernel {
                 pub(super) fn new(

@@ -100,7 +100,7 @@ pub(crate) struct Part {
 }
 
 /// Our kernels over one tier's bank.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct KernelTier {
     bank: BankArray,
     expert: GpuExpert,
