@@ -6,10 +6,13 @@ use super::{Builder, MAX_ACCESSES, MAX_EXPERTS, check};
 
 const DECODING: u32 = 1;
 
-/// The experts in slot order, by turn, phase, step and layer.
+/// Turn, phase, step and layer.
+type Key = (u32, u32, u32, u32);
+
+/// Slots with their experts, for each layer of each step.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    rows: BTreeMap<(u32, u32, u32, u32), Vec<(u32, u32)>>,
+    rows: BTreeMap<Key, Vec<(u32, u32)>>,
     accesses: usize,
     experts: Option<u32>,
 }
