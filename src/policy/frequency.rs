@@ -67,7 +67,7 @@ impl Frequency {
     }
 
     fn place(&self, key: ExpertKey) -> Option<(usize, usize)> {
-        Some((self.numbering.layer(key.layer)?, self.numbering.number(key)?))
+        self.numbering.place(key)
     }
 }
 
@@ -118,8 +118,11 @@ impl CachePolicy for Frequency {
             let colder = coldest.is_none_or(|(least, last, _)| {
                 count < least || (count == least && expert.last_access < last)
             });
+            if !colder {
+                continue;
+            }
             let key = self.numbering.key_in(layer, number as usize);
-            if colder && evictable.contains(key) {
+            if evictable.contains(key) {
                 coldest = Some((count, expert.last_access, key));
             }
         }

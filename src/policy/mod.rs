@@ -133,6 +133,13 @@ impl ExpertNumbering {
         self.layers.binary_search_by_key(&layer, |&(layer, ..)| layer).ok()
     }
 
+    /// The position of a key's layer among the layers of the scope, and its number.
+    fn place(&self, key: ExpertKey) -> Option<(usize, usize)> {
+        let at = self.layer(key.layer)?;
+        let (_, experts, first) = self.layers[at];
+        (key.expert.0 < experts).then(|| (at, first + key.expert.index()))
+    }
+
     /// The expert with number `number`, which is one of the layer at a position.
     fn key_in(&self, position: usize, number: usize) -> ExpertKey {
         let (layer, _, first) = self.layers[position];
@@ -148,9 +155,7 @@ impl ExpertNumbering {
     /// The number of `key`; `None` if it is not in the scope.
     #[must_use]
     pub fn number(&self, key: ExpertKey) -> Option<usize> {
-        let at = self.layers.binary_search_by_key(&key.layer, |&(layer, ..)| layer).ok()?;
-        let (_, experts, first) = self.layers[at];
-        (key.expert.0 < experts).then(|| first + key.expert.index())
+        self.place(key).map(|(_, number)| number)
     }
 
     /// The expert with number `number`; `None` beyond the last.

@@ -64,11 +64,11 @@ impl S3Fifo {
     }
 
     fn place(&self, key: ExpertKey) -> Option<(usize, usize)> {
-        Some((self.numbering.layer(key.layer)?, self.numbering.number(key)?))
+        self.numbering.place(key)
     }
 
     /// The oldest of the small queue that was not asked for twice. Those that were go to the main queue.
-    fn victim_in_small(&mut self, layer: usize, evictable: &dyn Evictable) -> Option<ExpertKey> {
+    fn leaving_small(&mut self, layer: usize, evictable: &dyn Evictable) -> Option<ExpertKey> {
         let Self { numbering, experts, layers } = self;
         let queues = &mut layers[layer];
         for _ in 0..queues.small.len() {
@@ -89,7 +89,7 @@ impl S3Fifo {
     }
 
     /// The oldest of the main queue that was not asked for since its last turn.
-    fn victim_in_main(&mut self, layer: usize, evictable: &dyn Evictable) -> Option<ExpertKey> {
+    fn leaving_main(&mut self, layer: usize, evictable: &dyn Evictable) -> Option<ExpertKey> {
         let Self { numbering, experts, layers } = self;
         let queues = &mut layers[layer];
         for _ in 0..queues.main.len() * (usize::from(MOST_REQUESTS) + 1) {
@@ -145,9 +145,9 @@ impl CachePolicy for S3Fifo {
         let queues = &self.layers[layer];
         let small_first = queues.small.len() >= (queues.slots / 10).max(1);
         let victim = if small_first {
-            self.victim_in_small(layer, evictable).or_else(|| self.victim_in_main(layer, evictable))
+            self.leaving_small(layer, evictable).or_else(|| self.leaving_main(layer, evictable))
         } else {
-            self.victim_in_main(layer, evictable).or_else(|| self.victim_in_small(layer, evictable))
+            self.leaving_main(layer, evictable).or_else(|| self.leaving_small(layer, evictable))
         };
         victim.map_or(Verdict::Bypass, Verdict::Evict)
     }

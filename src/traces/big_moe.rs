@@ -7,12 +7,12 @@ use super::{Builder, MAX_ACCESSES, MAX_EXPERTS, check};
 const DECODING: u32 = 1;
 
 /// Turn, phase, step and layer.
-type RequestKey = (u32, u32, u32, u32);
+type Key = (u32, u32, u32, u32);
 
-/// The experts in slot order, by request.
+/// Slots with their experts, for each layer of each step.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    rows: BTreeMap<RequestKey, Vec<(u32, u32)>>,
+    rows: BTreeMap<Key, Vec<(u32, u32)>>,
     accesses: usize,
     experts: Option<u32>,
 }
