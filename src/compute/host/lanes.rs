@@ -6,13 +6,16 @@
 /// Number of lanes of a vector.
 pub(super) const LANES: usize = 8;
 
-/// Columns that the kernels unpack at once: eight vectors.
+/// Columns that input rows are padded to a multiple of: 32 bytes of nibbles, or twice 32 bytes.
 pub(super) const BLOCK: usize = 64;
+
+/// Weight bytes that are unpacked at once.
+pub(super) const UNIT_BYTES: usize = 32;
 
 /// Work that is compiled once per instruction set.
 ///
 /// `run` and all that it calls on the way to the lanes must be `#[inline(always)]`: what is not inlined into
-/// [`Lanes::run`] is compiled without the instruction set.
+/// [`Lanes::run`] is compiled without the instruction set. A closure cannot be so marked: keep the lanes out of closures.
 pub(super) trait Kernel {
     /// What it answers.
     type Output;
@@ -33,6 +36,8 @@ pub(super) trait Lanes: Copy + Send + Sync {
 
     /// Eight times `value`.
     fn splat(self, value: f32) -> Self::F;
+    /// Four times `low`, four times `high`.
+    fn splat_halves(self, low: f32, high: f32) -> Self::F;
     /// The values in order.
     fn load(self, values: &[f32; LANES]) -> Self::F;
     /// The lanes in order.
@@ -48,10 +53,10 @@ pub(super) trait Lanes: Copy + Send + Sync {
     fn nibbles(self, bytes: &[u8; 32], table: Self::Table) -> [Self::F; 8];
     /// [`Lanes::nibbles`] with the table of [`EIGHTS`].
     fn integer_nibbles(self, bytes: &[u8; 32]) -> [Self::F; 8];
-    /// A block of two's complement bytes, in order.
-    fn signed_bytes(self, bytes: &[u8; 64]) -> [Self::F; 8];
-    /// A block of unsigned bytes, in order.
-    fn unsigned_bytes(self, bytes: &[u8; 64]) -> [Self::F; 8];
+    /// Two's complement bytes, in order.
+    fn signed_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4];
+    /// Unsigned bytes, in order.
+    fn unsigned_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4];
 
     /// Asks for the cache line at `bytes[offset]`, which may lie beyond the slice.
     fn prefetch(self, bytes: &[u8], offset: usize);

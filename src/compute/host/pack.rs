@@ -66,7 +66,10 @@ fn pack_nibble_block(from: &[f32; BLOCK], to: &mut [f32; BLOCK]) {
 /// Per segment, what a row of zero weights sums to, in the order in which the kernels sum.
 #[inline(always)]
 fn centre_segments<L: Lanes>(lanes: L, layout: RowLayout, values: &[f32], centres: &mut [f32]) {
-    let centre = layout.centre().map(|c| lanes.splat(c));
+    let mut centre = [lanes.splat(0.0); 8];
+    for (centre, value) in centre.iter_mut().zip(layout.centre()) {
+        *centre = lanes.splat(value);
+    }
     let halves = values.as_chunks::<{ BLOCK / 2 }>().0;
     let segments = halves.chunks(layout.segment_halves).zip(centres.as_chunks_mut::<LANES>().0).enumerate();
     for (segment, (halves, to)) in segments {

@@ -32,6 +32,12 @@ fn enter<K: Kernel>(token: Avx2, kernel: K) -> K::Output {
     kernel.run(token)
 }
 
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn splat_halves(low: f32, high: f32) -> __m256 {
+    _mm256_insertf128_ps::<1>(_mm256_set1_ps(low), _mm_set1_ps(high))
+}
+
 /// The vectors of looked-up bytes.
 #[target_feature(enable = "avx2,fma")]
 #[inline]
@@ -48,9 +54,11 @@ fn floats(low_nibbles: __m256i, high_nibbles: __m256i) -> [__m256; 8] {
         13, 12, -1, -1, 9, 8, -1, -1, 5, 4, -1, -1, 1, 0, -1, -1, 13, 12, -1, -1, 9, 8, -1, -1, 5, 4, -1, -1,
         1, 0, -1, -1,
     );
-    let upper = words.map(|w| _mm256_castsi256_ps(w));
-    let lower = words.map(|w| _mm256_castsi256_ps(_mm256_shuffle_epi8(w, lower)));
-    [upper[0], lower[0], upper[1], lower[1], upper[2], lower[2], upper[3], lower[3]]
+    let mut floats = [_mm256_setzero_ps(); 8];
+    for (floats, words) in floats.as_chunks_mut::<2>().0.iter_mut().zip(words) {
+        *floats = [_mm256_castsi256_ps(words), _mm256_castsi256_ps(_mm256_shuffle_epi8(words, lower))];
+    }
+    floats
 }
 
 #[target_feature(enable = "avx2,fma")]
@@ -76,6 +84,33 @@ fn integer_nibbles(bytes: __m256i) -> [__m256; 8] {
     floats(low_nibbles, high_nibbles)
 }
 
+/// Eight bytes in the lower half of a register.
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn load_eight(bytes: &[u8; 8]) -> __m128i {
+    _mm_cvtsi64_si128(i64::from_le_bytes(*bytes))
+}
+
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn signed_bytes(vectors: &[[u8; 8]]) -> [__m256; 4] {
+    let mut floats = [_mm256_setzero_ps(); 4];
+    for (floats, bytes) in floats.iter_mut().zip(vectors) {
+        *floats = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_eight(bytes)));
+    }
+    floats
+}
+
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn unsigned_bytes(vectors: &[[u8; 8]]) -> [__m256; 4] {
+    let mut floats = [_mm256_setzero_ps(); 4];
+    for (floats, bytes) in floats.iter_mut().zip(vectors) {
+        *floats = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load_eight(bytes)));
+    }
+    floats
+}
+
 impl Lanes for Avx2 {
     type F = __m256;
     type Table = __m256i;
@@ -90,6 +125,12 @@ impl Lanes for Avx2 {
     fn splat(self, value: f32) -> Self::F {
         // SAFETY: invariant 1.
         unsafe { _mm256_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn splat_halves(self, low: f32, high: f32) -> Self::F {
+        // SAFETY: invariant 1.
+        unsafe { splat_halves(low, high) }
     }
 
     #[inline(always)]
@@ -141,29 +182,15 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn signed_bytes(self, bytes: &[u8; 64]) -> [Self::F; 8] {
-        let vectors = bytes.as_chunks::<8>().0;
-        std::array::from_fn(|vector| {
-            // SAFETY: invariant 1; the chunk has the load's 8 bytes.
-            let bytes = unsafe { _mm_loadl_epi64(vectors[vector].as_ptr().cast()) };
-            // SAFETY: invariant 1.
-            let wide = unsafe { _mm256_cvtepi8_epi32(bytes) };
-            // SAFETY: invariant 1.
-            unsafe { _mm256_cvtepi32_ps(wide) }
-        })
+    fn signed_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4] {
+        // SAFETY: invariant 1.
+        unsafe { signed_bytes(bytes.as_chunks().0) }
     }
 
     #[inline(always)]
-    fn unsigned_bytes(self, bytes: &[u8; 64]) -> [Self::F; 8] {
-        let vectors = bytes.as_chunks::<8>().0;
-        std::array::from_fn(|vector| {
-            // SAFETY: invariant 1; the chunk has the load's 8 bytes.
-            let bytes = unsafe { _mm_loadl_epi64(vectors[vector].as_ptr().cast()) };
-            // SAFETY: invariant 1.
-            let wide = unsafe { _mm256_cvtepu8_epi32(bytes) };
-            // SAFETY: invariant 1.
-            unsafe { _mm256_cvtepi32_ps(wide) }
-        })
+    fn unsigned_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4] {
+        // SAFETY: invariant 1.
+        unsafe { unsigned_bytes(bytes.as_chunks().0) }
     }
 
     #[inline(always)]

@@ -83,6 +83,12 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn splat_halves(self, low: f32, high: f32) -> Self::F {
+        // SAFETY: NEON is in the target's base.
+        [unsafe { vdupq_n_f32(low) }, unsafe { vdupq_n_f32(high) }]
+    }
+
+    #[inline(always)]
     fn load(self, values: &[f32; LANES]) -> Self::F {
         let halves = values.as_chunks::<4>().0;
         // SAFETY: each chunk has the load's 16 bytes.
@@ -128,7 +134,7 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn signed_bytes(self, bytes: &[u8; 64]) -> [Self::F; 8] {
+    fn signed_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4] {
         let vectors = bytes.as_chunks::<8>().0;
         std::array::from_fn(|vector| {
             // SAFETY: the chunk has the load's 8 bytes.
@@ -139,7 +145,7 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn unsigned_bytes(self, bytes: &[u8; 64]) -> [Self::F; 8] {
+    fn unsigned_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4] {
         let vectors = bytes.as_chunks::<8>().0;
         std::array::from_fn(|vector| {
             // SAFETY: the chunk has the load's 8 bytes.

@@ -21,6 +21,11 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn splat_halves(self, low: f32, high: f32) -> Self::F {
+        [low, low, low, low, high, high, high, high]
+    }
+
+    #[inline(always)]
     fn load(self, values: &[f32; LANES]) -> Self::F {
         *values
     }
@@ -56,13 +61,13 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn signed_bytes(self, bytes: &[u8; 64]) -> [Self::F; 8] {
+    fn signed_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4] {
         let vectors = bytes.as_chunks::<LANES>().0;
         std::array::from_fn(|vector| vectors[vector].map(|b| f32::from(b.cast_signed())))
     }
 
     #[inline(always)]
-    fn unsigned_bytes(self, bytes: &[u8; 64]) -> [Self::F; 8] {
+    fn unsigned_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4] {
         let vectors = bytes.as_chunks::<LANES>().0;
         std::array::from_fn(|vector| vectors[vector].map(f32::from))
     }

@@ -14,7 +14,7 @@ use crate::formats::{ExpertView, FloatType, Part, Projection, Quantisation};
 
 use super::{
     dequantise::{RowBytes, float_at},
-    lanes::{BLOCK, Kernel, LANES, Lanes},
+    lanes::{BLOCK, Kernel, LANES, Lanes, UNIT_BYTES},
     plan::{Coding, Plan, RowLayout},
 };
 
@@ -25,7 +25,7 @@ pub(super) use scales::Scales;
 const ROWS: usize = 4;
 
 /// With as many uses as this, weights go through a panel.
-const PANEL_USES: usize = 5;
+const PANEL_USES: usize = 3;
 
 /// A projection's bytes and plan.
 #[derive(Clone, Copy, Debug)]
@@ -110,12 +110,9 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// How a block of weights becomes eight vectors.
-trait Decode<L: Lanes>: Copy {
-    /// The bytes of a block.
-    type Block: bytemuck::Pod;
-
-    fn decode(self, lanes: L, block: &Self::Block) -> [L::F; 8];
+/// How a unit of weights becomes `V` vectors.
+trait Decode<L: Lanes, const V: usize>: Copy {
+    fn decode(self, lanes: L, unit: &[u8; UNIT_BYTES]) -> [L::F; V];
 }
 
 #[derive(Clone, Copy)]
@@ -127,62 +124,55 @@ struct SignedBytes;
 #[derive(Clone, Copy)]
 struct UnsignedBytes;
 
-impl<L: Lanes> Decode<L> for IntegerNibbles {
-    type Block = [u8; 32];
-
+impl<L: Lanes> Decode<L, 8> for IntegerNibbles {
     #[inline(always)]
-    fn decode(self, lanes: L, block: &[u8; 32]) -> [L::F; 8] {
-        lanes.integer_nibbles(block)
+    fn decode(self, lanes: L, unit: &[u8; UNIT_BYTES]) -> [L::F; 8] {
+        lanes.integer_nibbles(unit)
     }
 }
 
-impl<L: Lanes> Decode<L> for TableNibbles<L::Table> {
-    type Block = [u8; 32];
-
+impl<L: Lanes> Decode<L, 8> for TableNibbles<L::Table> {
     #[inline(always)]
-    fn decode(self, lanes: L, block: &[u8; 32]) -> [L::F; 8] {
-        lanes.nibbles(block, self.0)
+    fn decode(self, lanes: L, unit: &[u8; UNIT_BYTES]) -> [L::F; 8] {
+        lanes.nibbles(unit, self.0)
     }
 }
 
-impl<L: Lanes> Decode<L> for SignedBytes {
-    type Block = [u8; 64];
-
+impl<L: Lanes> Decode<L, 4> for SignedBytes {
     #[inline(always)]
-    fn decode(self, lanes: L, block: &[u8; 64]) -> [L::F; 8] {
-        lanes.signed_bytes(block)
+    fn decode(self, lanes: L, unit: &[u8; UNIT_BYTES]) -> [L::F; 4] {
+        lanes.signed_bytes(unit)
     }
 }
 
-impl<L: Lanes> Decode<L> for UnsignedBytes {
-    type Block = [u8; 64];
-
+impl<L: Lanes> Decode<L, 4> for UnsignedBytes {
     #[inline(always)]
-    fn decode(self, lanes: L, block: &[u8; 64]) -> [L::F; 8] {
-        lanes.unsigned_bytes(block)
+    fn decode(self, lanes: L, unit: &[u8; UNIT_BYTES]) -> [L::F; 4] {
+        lanes.unsigned_bytes(unit)
     }
 }
 
-/// A weight row as blocks: whole ones, and a copy of the last one if it is short.
+/// A weight row as units: whole ones, and a padded copy of the last one if it is short.
 #[derive(Clone, Copy)]
-struct WeightRow<'a, B> {
+struct WeightRow<'a> {
     bytes: &'a [u8],
-    whole: &'a [B],
-    last: B,
+    whole: &'a [[u8; UNIT_BYTES]],
+    last: [u8; UNIT_BYTES],
 }
 
-impl<'a, B: bytemuck::Pod> WeightRow<'a, B> {
+impl<'a> WeightRow<'a> {
     #[inline(always)]
     fn new(bytes: &'a [u8]) -> Self {
-        let (whole, rest) = bytes.split_at(bytes.len() / size_of::<B>() * size_of::<B>());
-        let mut last = B::zeroed();
-        bytemuck::bytes_of_mut(&mut last)[..rest.len()].copy_from_slice(rest);
-        Self { bytes, whole: bytemuck::cast_slice(whole), last }
+        let (whole, rest) = bytes.as_chunks();
+        let mut last = [0; UNIT_BYTES];
+        last[..rest.len()].copy_from_slice(rest);
+        Self { bytes, whole, last }
     }
 
+    /// Unit `unit`. Beyond the row's end, where inputs are zeros, it is any unit.
     #[inline(always)]
-    fn block(&self, block: usize) -> &B {
-        self.whole.get(block).unwrap_or(&self.last)
+    fn unit(&self, unit: usize) -> &[u8; UNIT_BYTES] {
+        self.whole.get(unit).unwrap_or(&self.last)
     }
 }
 
@@ -239,18 +229,19 @@ impl Kernel for Product<'_> {
             Coding::E2m1Nibbles => self.decoded(lanes, TableNibbles(lanes.table(&super::plan::E2M1_TABLE))),
             Coding::SignedBytes => self.decoded(lanes, SignedBytes),
             Coding::UnsignedBytes => self.decoded(lanes, UnsignedBytes),
-            Coding::Values => panel::values(lanes, self),
+            Coding::Values => panel::product(lanes, panel::Values, self),
         }
     }
 }
 
 impl Product<'_> {
     #[inline(always)]
-    fn decoded<L: Lanes, D: Decode<L>>(self, lanes: L, decode: D) {
-        if self.inputs.uses() < PANEL_USES {
+    fn decoded<L: Lanes, D: Decode<L, V>, const V: usize>(self, lanes: L, decode: D) {
+        let whole_units = (self.matrix.plan.layout.segment_halves * BLOCK / 2).is_multiple_of(V * LANES);
+        if self.inputs.uses() < PANEL_USES && whole_units {
             direct::product(lanes, decode, self);
         } else {
-            panel::decoded(lanes, decode, self);
+            panel::product(lanes, panel::Units::<D, V>(decode), self);
         }
     }
 }

@@ -7,7 +7,7 @@ use super::{
         dequantise::dequantise_columns,
         lanes::{BLOCK, LANES, Lanes},
     },
-    Decode, Inputs, Product, ROWS, Scales, WeightRow, finish,
+    Decode, Inputs, Matrix, Product, ROWS, Scales, WeightRow, finish,
 };
 
 /// Blocks of columns that a panel holds, as far as whole segments allow: with [`ROWS`] rows 8 KiB, a quarter of a small
@@ -31,37 +31,48 @@ pub(crate) struct Panel {
     scales: Vec<Scales>,
 }
 
-/// A product whose weights are unpacked by `decode`.
-#[inline(always)]
-pub(super) fn decoded<L: Lanes, D: Decode<L>>(lanes: L, decode: D, product: Product<'_>) {
-    let matrix = product.matrix;
-    blocked(lanes, product, |row, blocks, to| {
-        let weights = WeightRow::<D::Block>::new(matrix.row(row).weights);
-        for (block, to) in blocks.zip(to.as_chunks_mut::<2>().0) {
-            let vectors = decode.decode(lanes, weights.block(block));
-            for (vector, to) in vectors.into_iter().zip(to.as_flattened_mut().as_chunks_mut().0) {
+/// How a weight row gets into a panel.
+pub(super) trait Unpack<L: Lanes>: Copy {
+    /// Writes the blocks `blocks` of weight row `row` to `to`.
+    fn unpack(self, lanes: L, matrix: &Matrix<'_>, row: usize, blocks: Range<usize>, to: &mut [Half]);
+}
+
+/// Unit by unit, in the format's own way.
+#[derive(Clone, Copy)]
+pub(super) struct Units<D, const V: usize>(pub(super) D);
+
+impl<L: Lanes, D: Decode<L, V>, const V: usize> Unpack<L> for Units<D, V> {
+    #[inline(always)]
+    fn unpack(self, lanes: L, matrix: &Matrix<'_>, row: usize, blocks: Range<usize>, to: &mut [Half]) {
+        let weights = WeightRow::new(matrix.row(row).weights);
+        let first = blocks.start * BLOCK / (V * LANES);
+        let vectors = to.as_flattened_mut().as_chunks_mut::<LANES>().0.as_chunks_mut::<V>().0;
+        for (unit, to) in vectors.iter_mut().enumerate() {
+            let vectors = self.0.decode(lanes, weights.unit(first + unit));
+            for (vector, to) in vectors.into_iter().zip(to) {
                 lanes.store(vector, to);
             }
         }
-    });
+    }
 }
 
-/// A product whose weights are dequantised value by value.
-#[inline(always)]
-pub(super) fn values<L: Lanes>(lanes: L, product: Product<'_>) {
-    let matrix = product.matrix;
-    let columns = matrix.plan.layout.columns;
-    blocked(lanes, product, |row, blocks, to| {
+/// Value by value, scales and all.
+#[derive(Clone, Copy)]
+pub(super) struct Values;
+
+impl<L: Lanes> Unpack<L> for Values {
+    fn unpack(self, _: L, matrix: &Matrix<'_>, row: usize, blocks: Range<usize>, to: &mut [Half]) {
+        let columns = matrix.plan.layout.columns;
         let (first, end) = (blocks.start * BLOCK, (blocks.end * BLOCK).min(columns));
         let (values, padding) = to.as_flattened_mut().split_at_mut(end - first);
         dequantise_columns(matrix.quantisation, matrix.row(row), columns, first, values);
         padding.fill(0.0);
-    });
+    }
 }
 
-/// A product by panels. `unpack` writes some blocks of a weight row to the panel.
+/// A product by panels.
 #[inline(always)]
-fn blocked<L: Lanes>(lanes: L, product: Product<'_>, unpack: impl Fn(usize, Range<usize>, &mut [Half])) {
+pub(super) fn product<L: Lanes, W: Unpack<L>>(lanes: L, unpack: W, product: Product<'_>) {
     let Product { matrix, rows, inputs, out, scratch } = product;
     let Panel { weights, totals, scales } = &mut scratch.panel;
     let (layout, uses) = (matrix.plan.layout, inputs.uses());
@@ -89,11 +100,8 @@ fn blocked<L: Lanes>(lanes: L, product: Product<'_>, unpack: impl Fn(usize, Rang
             let count = ROWS.min(rows.len() - first);
             weights.resize(ROWS * halves.len(), [0.0; BLOCK / 2]);
             for r in 0..count {
-                unpack(
-                    rows.start + first + r,
-                    blocks.clone(),
-                    &mut weights[r * halves.len()..(r + 1) * halves.len()],
-                );
+                let to = &mut weights[r * halves.len()..(r + 1) * halves.len()];
+                unpack.unpack(lanes, &matrix, rows.start + first + r, blocks.clone(), to);
             }
             let span = Span {
                 segments: segments.clone(),
@@ -190,17 +198,20 @@ fn tile<L: Lanes, const R: usize, const U: usize>(
             let w: [&[[f32; LANES]]; R] = std::array::from_fn(|r| weights[r][half].as_chunks().0);
             let x: [&[[f32; LANES]]; U] = std::array::from_fn(|u| x[u][half].as_chunks().0);
             for vector in 0..4 {
-                let x: [L::F; U] = std::array::from_fn(|u| lanes.load(&x[u][vector]));
+                let mut inputs = [lanes.splat(0.0); U];
+                for u in 0..U {
+                    inputs[u] = lanes.load(&x[u][vector]);
+                }
                 for r in 0..R {
                     let w = lanes.load(&w[r][vector]);
                     for u in 0..U {
-                        sums[r][u] = lanes.mul_add(w, x[u], sums[r][u]);
+                        sums[r][u] = lanes.mul_add(w, inputs[u], sums[r][u]);
                     }
                 }
             }
         }
         for r in 0..R {
-            let scale = lanes.load(span.scales.lanes(first_row + r, segment));
+            let scale = span.scales.lanes(lanes, first_row + r, segment);
             for u in 0..U {
                 let total = &mut totals[r * uses + first_use + u];
                 let centred = lanes.sub(sums[r][u], lanes.load(&inputs[u].centres[segment]));

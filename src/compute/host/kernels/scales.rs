@@ -3,8 +3,8 @@
 use super::{
     super::{
         dequantise::{e4m3, e8m0},
-        lanes::LANES,
-        plan::Plan,
+        lanes::{LANES, Lanes},
+        plan::{Coding, Plan},
     },
     Matrix,
 };
@@ -13,59 +13,71 @@ use crate::formats::{FloatType, Quantisation};
 /// Scales of up to [`super::ROWS`] weight rows.
 #[derive(Debug, Default)]
 pub(crate) struct Scales {
-    /// Per row and segment, the scale of each lane. One vector per row where the row has one scale.
-    lanes: Vec<[f32; LANES]>,
-    /// Vectors per row.
-    per_row: usize,
+    /// Per segment, which of a row's scales the lower and the upper four lanes have. One entry where a row has one scale.
+    indices: Vec<[u32; 2]>,
+    /// The plan that `indices` belong to.
+    plan: Option<Plan>,
+    /// Per row, its scales.
+    scales: Vec<f32>,
     /// Per row and group, what the group's inputs add beyond the centred weights.
     biases: Vec<f32>,
+    /// Scales per row.
+    per_row: usize,
     /// Biases per row.
     biases_per_row: usize,
-    /// A row's scales and biases as f32.
-    row: [Vec<f32>; 2],
 }
 
 impl Scales {
     /// Takes the scales of `rows` weight rows from `first` on.
     pub(super) fn fill(&mut self, plan: &Plan, matrix: &Matrix<'_>, first: usize, rows: usize) {
-        self.per_row = if plan.group == 0 { 1 } else { plan.layout.segments() };
-        self.biases_per_row = plan.layout.group_lanes();
-        self.lanes.clear();
-        self.biases.clear();
-        for row in first..first + rows {
-            let bytes = matrix.row(row);
-            let [scales, biases] = &mut self.row;
-            match plan.coding {
-                super::Coding::Values => {
-                    self.lanes.push([1.0; LANES]);
-                    continue;
-                }
-                _ => decode(matrix.quantisation, bytes.scales, scales),
-            }
-            if plan.group == 0 {
-                self.lanes.push([scales[0]; LANES]);
-                continue;
-            }
-            for segment in 0..self.per_row {
-                let scale =
-                    |half| scales[(plan.scale_column(segment, half) / plan.group).min(scales.len() - 1)];
-                let [low, high] = [scale(0), scale(1)];
-                self.lanes.push([low, low, low, low, high, high, high, high]);
-            }
-            if plan.layout.bias_group != 0 {
+        if self.plan != Some(*plan) {
+            self.prepare(plan);
+        }
+        self.scales.resize(rows * self.per_row, 1.0);
+        self.biases.resize(rows * self.biases_per_row, 0.0);
+        if plan.coding == Coding::Values {
+            self.scales.fill(1.0);
+            return;
+        }
+        for (row, scales) in self.scales.chunks_exact_mut(self.per_row).enumerate() {
+            let bytes = matrix.row(first + row);
+            decode(matrix.quantisation, bytes.scales, scales);
+            if self.biases_per_row != 0 {
+                let biases = &mut self.biases[row * self.biases_per_row..(row + 1) * self.biases_per_row];
+                let (biases, padding) = biases.split_at_mut(self.per_row);
                 decode(matrix.quantisation, bytes.biases, biases);
-                let zero = plan.coding.zero();
-                let groups = scales.iter().zip(&*biases).map(|(scale, bias)| zero * scale + bias);
-                let padding = self.biases_per_row - scales.len();
-                self.biases.extend(groups.chain(std::iter::repeat_n(0.0, padding)));
+                for (bias, scale) in biases.iter_mut().zip(scales) {
+                    *bias += plan.coding.zero() * *scale;
+                }
+                padding.fill(0.0);
             }
         }
     }
 
-    /// The scale of each lane of row `row` (counted from the first one taken) in segment `segment`.
+    #[expect(clippy::cast_possible_truncation, reason = "a row has fewer columns than u32::MAX")]
+    fn prepare(&mut self, plan: &Plan) {
+        self.plan = Some(*plan);
+        self.biases_per_row = plan.layout.group_lanes();
+        self.indices.clear();
+        if plan.group == 0 {
+            self.per_row = 1;
+            self.indices.resize(plan.layout.segments(), [0; 2]);
+            return;
+        }
+        self.per_row = plan.layout.columns.div_ceil(plan.group);
+        for segment in 0..plan.layout.segments() {
+            // Lanes beyond the row's end have inputs of zero: any scale does.
+            let index = |half| (plan.scale_column(segment, half) / plan.group).min(self.per_row - 1) as u32;
+            self.indices.push([index(0), index(1)]);
+        }
+    }
+
+    /// The scales of the lanes of row `row` (counted from the first one taken) in segment `segment`.
     #[inline(always)]
-    pub(super) fn lanes(&self, row: usize, segment: usize) -> &[f32; LANES] {
-        &self.lanes[row * self.per_row + if self.per_row == 1 { 0 } else { segment }]
+    pub(super) fn lanes<L: Lanes>(&self, lanes: L, row: usize, segment: usize) -> L::F {
+        let scales = &self.scales[row * self.per_row..(row + 1) * self.per_row];
+        let [low, high] = self.indices[segment];
+        lanes.splat_halves(scales[low as usize], scales[high as usize])
     }
 
     /// The biases of row `row`, counted from the first one taken.
@@ -76,27 +88,26 @@ impl Scales {
 }
 
 /// Stored scales (or biases) as f32.
-fn decode(quantisation: Quantisation, bytes: &[u8], to: &mut Vec<f32>) {
-    to.clear();
+fn decode(quantisation: Quantisation, bytes: &[u8], to: &mut [f32]) {
     match quantisation {
-        Quantisation::Mxfp4 | Quantisation::Mxfp8 => to.extend(bytes.iter().map(|&e| e8m0(e))),
-        Quantisation::Nvfp4 => to.extend(bytes.iter().map(|&b| e4m3(b))),
-        Quantisation::Signed { .. } => to.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b))),
-        Quantisation::Affine { scales, .. } => match scales {
-            FloatType::F32 => to.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b))),
-            FloatType::Bf16 => {
-                to.extend(
-                    bytes
-                        .as_chunks()
-                        .0
-                        .iter()
-                        .map(|&b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)),
-                );
-            }
-            FloatType::F16 => {
-                to.extend(bytes.as_chunks().0.iter().map(|&b| widen_f16(u16::from_le_bytes(b))))
-            }
-        },
+        Quantisation::Mxfp4 | Quantisation::Mxfp8 => each(bytes, to, |[e]| e8m0(e)),
+        Quantisation::Nvfp4 => each(bytes, to, |[b]| e4m3(b)),
+        Quantisation::Signed { .. } | Quantisation::Affine { scales: FloatType::F32, .. } => {
+            each(bytes, to, f32::from_le_bytes);
+        }
+        Quantisation::Affine { scales: FloatType::Bf16, .. } => {
+            each(bytes, to, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16));
+        }
+        Quantisation::Affine { scales: FloatType::F16, .. } => {
+            each(bytes, to, |b| widen_f16(u16::from_le_bytes(b)))
+        }
+    }
+}
+
+#[inline(always)]
+fn each<const N: usize>(bytes: &[u8], to: &mut [f32], value: impl Fn([u8; N]) -> f32) {
+    for (to, bytes) in to.iter_mut().zip(bytes.as_chunks().0) {
+        *to = value(*bytes);
     }
 }
 
