@@ -166,6 +166,7 @@ impl GpuExpert {
     }
 
     /// Width of input and output rows.
+    #[cfg(feature = "mlx")]
     pub(crate) const fn hidden(&self) -> i32 {
         self.hidden
     }
@@ -187,6 +188,7 @@ impl GpuExpert {
 
     /// How many pairs of one expert share a tile when a wave has `pairs` pairs of `jobs` experts. Speed alone depends on
     /// it: a pair's bits are the same in every tile.
+    #[cfg(feature = "mlx")]
     pub(crate) const fn pairs_per_tile(pairs: usize, jobs: usize) -> usize {
         match pairs.checked_div(jobs) {
             None | Some(0..=2) => 1,

@@ -15,5 +15,7 @@ mod tests;
 pub(crate) use call::Scalar;
 pub(crate) use call::{Call, Parameter};
 pub(crate) use expert::{GpuExpert, UnsupportedGeometry};
-pub(crate) use text::{KernelName, cuda_source};
+pub(crate) use text::KernelName;
+#[cfg(feature = "mlx")]
+pub(crate) use text::cuda_source;
 pub(crate) use work::{ComposeTerms, Terms, Tiles, WorkError, padded};

@@ -4,6 +4,7 @@
 const HEADER: &str = include_str!("../../../kernels/experts.h");
 
 /// What makes the text CUDA.
+#[cfg(feature = "mlx")]
 const CUDA_PRELUDE: &str = include_str!("../../../kernels/cuda_prelude.h");
 
 /// One of the kernels.
@@ -63,6 +64,7 @@ impl KernelName {
 
 /// Header and body of a kernel as CUDA: the prelude goes first, threadgroup variables become shared ones, and the address
 /// space `device` goes (as an empty macro it would empty CUDA's own `__device__`).
+#[cfg(feature = "mlx")]
 pub(crate) fn cuda_source(kernel: KernelName) -> (String, String) {
     let cuda =
         |text: &str| text.replace("  threadgroup float ", "  __shared__ float ").replace("device ", "");
