@@ -6,8 +6,8 @@ use std::{num::NonZeroUsize, sync::Arc};
 
 use proptest::prelude::*;
 use streamed_experts::{
-    Activation, ExpertGeometry, ExpertView, FloatType, HostError, HostFamily, HostIsa, HostJob, HostOptions,
-    HostSupport, HostThreads, Part, Projection, Quantisation, SlotLayout,
+    Activation, ExpertGeometry, ExpertView, FloatType, HostActivations, HostError, HostFamily, HostIsa,
+    HostJob, HostOptions, HostSupport, HostThreads, Part, Projection, Quantisation, SlotLayout,
 };
 
 /// Experts of one geometry with random bytes.
@@ -539,4 +539,83 @@ fn support_says_what_will_be_slow_and_what_cannot_be() {
     }
     assert_eq!(support(affine(3, 64, FloatType::F16)), HostSupport::Generic);
     assert!(matches!(support(affine(7, 64, FloatType::F16)), HostSupport::Unsupported(_)));
+}
+
+fn int8_families() -> Vec<HostFamily> {
+    let options = HostOptions::new().thread_count(1).activations(HostActivations::Int8);
+    let all = [HostIsa::Portable, HostIsa::Avx2, HostIsa::Neon];
+    all.iter().filter_map(|&isa| HostFamily::new(options.clone().isa(isa)).ok()).collect()
+}
+
+/// The formats that have kernels for eight-bit inputs.
+fn int8_formats() -> [Quantisation; 8] {
+    let bf16 = FloatType::Bf16;
+    [
+        Q4,
+        Q8,
+        q4(32),
+        q4(96),
+        affine(4, 64, bf16),
+        affine(8, 32, bf16),
+        affine(8, 128, bf16),
+        Quantisation::Mxfp4,
+    ]
+}
+
+#[test]
+fn eight_bit_inputs_give_the_same_bits_everywhere_within_the_stated_error() {
+    let mut random = fastrand::Rng::with_seed(19);
+    for quantisation in int8_formats() {
+        for (hidden, intermediate) in [(256, 128), (1024, 384)] {
+            let experts =
+                Experts::random(ExpertGeometry::uniform(hidden, intermediate, quantisation), 1, &mut random);
+            let input = random_rows(6, hidden as usize, &mut random);
+            let inputs: Vec<&[f32]> = input.chunks_exact(hidden as usize).collect();
+            let want = reference::expert(&experts.view(0), &inputs);
+            let families = int8_families();
+            let first = bits(&families[0], experts.view(0), &input, 1);
+            for family in &families {
+                for at_once in [1, 2, 6] {
+                    let got = bits(family, experts.view(0), &input, at_once);
+                    assert!(got == first, "{:?} {quantisation:?}, {at_once} at once", family.isa());
+                }
+            }
+            let rows = first.chunks_exact(hidden as usize).zip(&want);
+            for (got, want) in rows {
+                let norm = want.iter().map(|y| y * y).sum::<f64>().sqrt();
+                let off = got
+                    .iter()
+                    .zip(want)
+                    .map(|(&y, w)| (f64::from(f32::from_bits(y)) - w).powi(2))
+                    .sum::<f64>();
+                assert!(off.sqrt() / norm <= 0.02, "{quantisation:?}: {}", off.sqrt() / norm);
+            }
+        }
+    }
+}
+
+#[test]
+fn eight_bit_inputs_take_odd_widths_zeros_and_nan() {
+    for family in int8_families() {
+        for quantisation in [Q4, Q8, q4(64)] {
+            let mut random = fastrand::Rng::with_seed(20);
+            let experts = Experts::random(ExpertGeometry::uniform(65, 33, quantisation), 1, &mut random);
+            let mut input = random_rows(3, 65, &mut random);
+            input[..65].fill(0.0);
+            input[65 + 64] = f32::NAN;
+            let got = run_one(&family, experts.view(0), &input);
+            assert!(got[..65].iter().all(|&y| y == 0.0));
+            assert!(got[65..130].iter().all(|y| y.is_nan()));
+            let want = reference::expert(&experts.view(0), &[&input[130..]]);
+            assert!(error(&got[130..], &want[0], 33) * 1e-6 * 33f64.sqrt() <= 0.02);
+        }
+    }
+}
+
+#[test]
+fn formats_without_kernels_for_eight_bits_stay_exact() {
+    for quantisation in [Quantisation::Nvfp4, q4(48), affine(3, 64, FloatType::F16)] {
+        let geometry = ExpertGeometry::uniform(192, 64, quantisation);
+        check_families(&int8_families(), geometry, 2, 21);
+    }
 }

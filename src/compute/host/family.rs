@@ -12,7 +12,7 @@ use super::{
     job::{HostJob, validate},
     options::{HostActivations, HostIsa, HostOptions, HostThreads},
     plan::{Coding, Plan},
-    schedule,
+    schedule::{self, Call},
     scratch::{CallScratch, ScratchShelf},
 };
 
@@ -153,7 +153,7 @@ impl HostFamily {
         if let Err(error) = SlotLayout::new(geometry) {
             return HostSupport::Unsupported(error);
         }
-        let generic = |projection| Plan::new(geometry, projection).coding == Coding::Values;
+        let generic = |projection| Plan::new(geometry, projection, self.activations).coding == Coding::Values;
         if Projection::ALL.into_iter().any(generic) { HostSupport::Generic } else { HostSupport::Fast }
     }
 
@@ -187,12 +187,13 @@ impl HostFamily {
         scratch: &mut CallScratch,
     ) {
         let threads = &self.threads;
+        let call = Call { geometry, activations: self.activations, jobs, input };
         match self.isa {
-            Isa::Portable(lanes) => schedule::run(lanes, threads, geometry, jobs, input, output, scratch),
+            Isa::Portable(lanes) => schedule::run(lanes, threads, call, output, scratch),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(lanes) => schedule::run(lanes, threads, geometry, jobs, input, output, scratch),
+            Isa::Avx2(lanes) => schedule::run(lanes, threads, call, output, scratch),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon(lanes) => schedule::run(lanes, threads, geometry, jobs, input, output, scratch),
+            Isa::Neon(lanes) => schedule::run(lanes, threads, call, output, scratch),
         }
     }
 }

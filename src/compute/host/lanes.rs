@@ -3,6 +3,8 @@
 //! The kernels are written once over this trait. A lane of a sum only ever meets the same lane of its terms, and lanes
 //! are added up in the one order of [`Lanes::sum`], so the order of additions is the kernels' and not the machine's.
 
+use super::plan::Int8Step;
+
 /// Number of lanes of a vector.
 pub(super) const LANES: usize = 8;
 
@@ -57,6 +59,13 @@ pub(super) trait Lanes: Copy + Send + Sync {
     fn signed_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4];
     /// Unsigned bytes, in order.
     fn unsigned_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4];
+
+    /// Per lane l, Σ over columns 8 l to 8 l + 7 of a block of looked-up nibble × value, plus the centre: exact.
+    fn dot_nibbles(self, bytes: &[u8; 32], table: Self::Table, step: &Int8Step<'_>) -> Self::F;
+    /// Per lane l, Σ over columns 2 l, 2 l + 1, 16 + 2 l and 17 + 2 l of (byte ^ flip) × value, both signed: exact.
+    fn dot_bytes(self, bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>) -> Self::F;
+    /// total + (a × b) × c, each operation rounded.
+    fn add_scaled(self, total: Self::F, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
 
     /// Asks for the cache line at `bytes[offset]`, which may lie beyond the slice.
     fn prefetch(self, bytes: &[u8], offset: usize);

@@ -2,7 +2,7 @@
 
 use super::{
     lanes::{BLOCK, Kernel, LANES, Lanes, SPILL, nibble_column},
-    plan::RowLayout,
+    plan::{INT8_STEP, RowLayout},
 };
 
 /// Packs one input row.
@@ -22,6 +22,12 @@ impl Kernel for Pack<'_> {
     fn run<L: Lanes>(self, lanes: L) {
         let Self { layout, row, packed } = self;
         assert_eq!((row.len(), packed.len()), (layout.columns, layout.stride()));
+        if layout.int8 {
+            let (steps, groups) = packed.split_at_mut(layout.segments() * INT8_STEP);
+            pack_int8(layout, row, steps.as_chunks_mut().0);
+            sum_groups(layout, row, groups);
+            return;
+        }
         let (values, sums) = packed.split_at_mut(layout.padded());
         let (centres, groups) = sums.split_at_mut(layout.segments() * LANES);
         pack_values(layout, row, values);
@@ -82,6 +88,53 @@ fn centre_segments<L: Lanes>(lanes: L, layout: RowLayout, values: &[f32], centre
         }
         lanes.store(sum, to);
     }
+}
+
+/// Rounds a row to eight bits, 32 columns at a time.
+fn pack_int8(layout: RowLayout, row: &[f32], steps: &mut [[f32; INT8_STEP]]) {
+    let columns = layout.segment_halves * BLOCK / 2;
+    for (step, to) in steps.iter_mut().enumerate() {
+        let [values @ .., scales, centres]: &mut [[f32; LANES]; 4] = bytemuck::cast_mut(to);
+        let values: &mut [i8; 64] = bytemuck::cast_mut(values);
+        let centres: &mut [i32; LANES] = bytemuck::cast_mut(centres);
+        values.fill(0);
+        centres.fill(0);
+        for half in 0..columns / 32 {
+            let begin = (step * columns + 32 * half).min(row.len());
+            let group = &row[begin..(begin + 32).min(row.len())];
+            let (rounded, scale) = round_int8(group);
+            if layout.nibbles {
+                scales[4 * half..4 * half + 4].fill(scale);
+                for (i, value) in rounded.into_iter().enumerate() {
+                    values[i % 2 * 32 + 16 * half + i / 2] = value;
+                    centres[4 * half + i / 8] -= layout.int8_centre * i32::from(value);
+                }
+            } else {
+                scales.fill(scale);
+                values[..32].copy_from_slice(&rounded);
+            }
+        }
+    }
+}
+
+/// Up to 32 values as eight bits × scale. Where one is not finite the scale is NaN.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the quotient is at most 127 in size, but for its rounding"
+)]
+fn round_int8(group: &[f32]) -> ([i8; 32], f32) {
+    let largest = group.iter().fold(0.0, |largest, x| if x.abs() > largest { x.abs() } else { largest });
+    let mut rounded = [0; 32];
+    if !group.iter().all(|x| x.is_finite()) {
+        return (rounded, f32::NAN);
+    }
+    let scale = largest / 127.0;
+    if scale > 0.0 {
+        for (to, x) in rounded.iter_mut().zip(group) {
+            *to = (x / scale).round_ties_even().clamp(-127.0, 127.0) as i8;
+        }
+    }
+    (rounded, scale)
 }
 
 /// The sum of the inputs of each group, rounded once.

@@ -15,6 +15,7 @@ use crate::formats::{ExpertGeometry, Projection, Quantisation};
 use super::{
     dequantise::E2M1,
     lanes::{BLOCK, EIGHTS, LANES, NIBBLE_CENTRE},
+    options::HostActivations,
 };
 
 /// Half-blocks of a segment where scales do not end it sooner.
@@ -48,7 +49,32 @@ pub(super) const E2M1_TABLE: [u8; 16] = {
     table
 };
 
+/// What nibbles mean with eight-bit inputs, 12 more than twice the value of E2M1.
+#[expect(clippy::cast_possible_truncation, reason = "12 + 2 × (−6 to 6) are bytes")]
+#[expect(clippy::cast_sign_loss, reason = "12 + 2 × (−6 to 6) are bytes")]
+pub(super) const E2M1_HALVES: [u8; 16] = {
+    let mut table = EIGHTS;
+    let mut i = 0;
+    while i < 16 {
+        table[i] = (12.0 + 2.0 * E2M1[i]) as u8;
+        i += 1;
+    }
+    table
+};
+
+/// The table of nibbles that mean themselves.
+pub(super) const NIBBLES: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
 impl Coding {
+    /// What a zero weight is in the table for eight-bit inputs; 0 for bytes, which are centred already.
+    pub(super) const fn int8_centre(self) -> i32 {
+        match self {
+            Self::IntegerNibbles => 8,
+            Self::E2m1Nibbles => 12,
+            _ => 0,
+        }
+    }
+
     const fn is_nibbles(self) -> bool {
         matches!(self, Self::IntegerNibbles | Self::E2m1Nibbles)
     }
@@ -60,11 +86,6 @@ impl Coding {
             Self::UnsignedBytes => [128.0; 8],
             Self::SignedBytes | Self::Values => [0.0; 8],
         }
-    }
-
-    /// What totals are multiplied by in the end.
-    pub(super) const fn factor(self) -> f32 {
-        if self.is_nibbles() { 8.0 } else { 1.0 }
     }
 
     /// What the quantised value of a zero weight is.
@@ -86,10 +107,36 @@ pub(super) struct RowLayout {
     pub(super) nibbles: bool,
     /// The vectors of a block of zero weights, as bits.
     centre: [u32; 8],
+    /// [`Coding::int8_centre`].
+    pub(super) int8_centre: i32,
     /// Half-blocks of 32 columns per segment: 1 or an even number.
     pub(super) segment_halves: usize,
     /// Columns of a group that has a bias; 0 if none has.
     pub(super) bias_group: usize,
+    /// Whether values are eight bits: the row is then a [`Int8Step`] per segment, and the sums of its groups.
+    pub(super) int8: bool,
+}
+
+/// Values of a packed row that a step of eight-bit inputs takes.
+pub(super) const INT8_STEP: usize = 32;
+
+/// A step of eight-bit inputs: 64 columns (of nibbles: even ones, then odd ones) or 32 columns (of bytes).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Int8Step<'a> {
+    /// The columns; of bytes, the first 32.
+    pub(super) values: &'a [i8; 64],
+    /// What a lane's values are to be multiplied by.
+    pub(super) scales: &'a [f32; LANES],
+    /// What is to be added to a lane's sum of nibbles × values, so that a zero weight counts for nothing.
+    pub(super) centres: &'a [i32; LANES],
+}
+
+impl<'a> Int8Step<'a> {
+    #[inline(always)]
+    pub(super) fn new(step: &'a [f32; INT8_STEP]) -> Self {
+        let [values @ .., scales, centres]: &[[f32; LANES]; 4] = bytemuck::cast_ref(step);
+        Self { values: bytemuck::cast_ref(values), scales, centres: bytemuck::cast_ref(centres) }
+    }
 }
 
 impl RowLayout {
@@ -118,7 +165,9 @@ impl RowLayout {
 
     /// Values of a packed row: the padded row, the centres of its segments, the sums of its groups.
     pub(super) const fn stride(&self) -> usize {
-        self.padded() + self.segments() * LANES + self.group_lanes()
+        let values =
+            if self.int8 { self.segments() * INT8_STEP } else { self.padded() + self.segments() * LANES };
+        values + self.group_lanes()
     }
 
     /// The vectors of a block of zero weights.
@@ -138,20 +187,44 @@ pub(super) struct Plan {
 
 impl Plan {
     /// The plan of one projection.
-    pub(super) fn new(geometry: &ExpertGeometry, projection: Projection) -> Self {
+    pub(super) fn new(
+        geometry: &ExpertGeometry,
+        projection: Projection,
+        activations: HostActivations,
+    ) -> Self {
         let shape = geometry.projection(projection);
         let columns = shape.columns as usize;
         let (coding, group) = coding(shape.quantisation);
+        let int8 =
+            activations == HostActivations::Int8 && coding != Coding::Values && group.is_multiple_of(32);
         let segment_halves = match (coding.is_nibbles(), group) {
+            (nibbles, _) if int8 => 1 + usize::from(nibbles),
             (_, 0) => LONGEST_SEGMENT,
-            (_, group) if group.is_multiple_of(BLOCK) => (group / BLOCK * 2).min(segment_of(group)),
+            (_, group) if group.is_multiple_of(BLOCK) => segment_of(group),
             (true, group) if group.is_multiple_of(32) => 2,
             _ => 1,
         };
         let bias_group = if shape.quantisation.has_biases() && coding != Coding::Values { group } else { 0 };
         let centre = coding.centre().map(f32::to_bits);
-        let layout = RowLayout { columns, nibbles: coding.is_nibbles(), centre, segment_halves, bias_group };
+        let layout = RowLayout {
+            columns,
+            nibbles: coding.is_nibbles(),
+            centre,
+            int8_centre: coding.int8_centre(),
+            segment_halves,
+            bias_group,
+            int8,
+        };
         Self { coding, layout, group }
+    }
+
+    /// What totals are multiplied by in the end.
+    pub(super) const fn factor(&self) -> f32 {
+        match (self.coding, self.layout.int8) {
+            (Coding::IntegerNibbles | Coding::E2m1Nibbles, false) => 8.0,
+            (Coding::E2m1Nibbles, true) => 0.5,
+            _ => 1.0,
+        }
     }
 
     /// The column whose scale the four lanes of `lane_half` have in segment `segment`.
@@ -197,7 +270,7 @@ mod tests {
     use crate::formats::FloatType;
 
     fn plan(quantisation: Quantisation) -> Plan {
-        Plan::new(&ExpertGeometry::uniform(1024, 512, quantisation), Projection::Gate)
+        Plan::new(&ExpertGeometry::uniform(1024, 512, quantisation), Projection::Gate, HostActivations::Exact)
     }
 
     #[test]

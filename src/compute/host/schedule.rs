@@ -21,6 +21,7 @@ use super::{
     job::HostJob,
     kernels::{Inputs, Matrix, Product},
     lanes::Lanes,
+    options::HostActivations,
     pack::Pack,
     plan::{Plan, RowLayout},
     rows::SharedRows,
@@ -58,20 +59,29 @@ struct Round<'a, L> {
     units: &'a [Unit],
     geometry: &'a ExpertGeometry,
     /// In slot order.
-    layouts: [RowLayout; 3],
+    plans: [Plan; 3],
 }
 
-/// Runs a call that has been validated.
+/// A call that has been validated.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call<'a> {
+    pub(super) geometry: &'a ExpertGeometry,
+    pub(super) activations: HostActivations,
+    pub(super) jobs: &'a [HostJob<'a>],
+    pub(super) input: &'a [f32],
+}
+
+/// Runs a call.
 pub(super) fn run<L: Lanes>(
     lanes: L,
     threads: &Threads,
-    geometry: &ExpertGeometry,
-    jobs: &[HostJob<'_>],
-    input: &[f32],
+    call: Call<'_>,
     output: &mut [f32],
     scratch: &mut CallScratch,
 ) {
-    let layouts = Projection::ALL.map(|projection| Plan::new(geometry, projection).layout);
+    let Call { geometry, activations, jobs, input } = call;
+    let plans = Projection::ALL.map(|projection| Plan::new(geometry, projection, activations));
+    let layouts = plans.map(|plan| plan.layout);
     let [down, gate, up] = layouts.map(|layout| layout.stride());
     let max_uses = (MAX_ROUND_VALUES / (down + gate + up)).max(MAX_UNIT_USES);
     let output = SharedRows::new(output, geometry.hidden as usize);
@@ -79,7 +89,7 @@ pub(super) fn run<L: Lanes>(
     while next.0 < jobs.len() {
         next = fill_round(jobs, next, max_uses, &mut scratch.units);
         let uses = scratch.units.last().map_or(0, |unit| unit.scratch_row + unit.uses);
-        let round = Round { lanes, threads, jobs, units: &scratch.units, geometry, layouts };
+        let round = Round { lanes, threads, jobs, units: &scratch.units, geometry, plans };
         let [gate_inputs, up_inputs] = &mut scratch.inputs;
         let gate_inputs = grown(gate_inputs, uses * gate);
         round.pack_inputs(input, layouts[Projection::Gate as usize], gate_inputs);
@@ -138,7 +148,7 @@ impl<L: Lanes> Round<'_, L> {
 
     /// Packs every use's activations into its row of scratch.
     fn pack_activations(&self, activated: &[f32], packed: &mut [f32]) {
-        let layout = self.layouts[Projection::Down as usize];
+        let layout = self.plans[Projection::Down as usize].layout;
         self.pack(layout, packed, &|unit, use_| {
             let row = unit.scratch_row + use_;
             &activated[row * layout.columns..(row + 1) * layout.columns]
@@ -180,7 +190,7 @@ impl<L: Lanes> Round<'_, L> {
 
     /// A unit's rows among the packed rows of all.
     fn inputs<'b>(&self, unit: &Unit, packed: &'b [f32], projection: Projection) -> Inputs<'b> {
-        let layout = self.layouts[projection as usize];
+        let layout = self.plans[projection as usize].layout;
         let rows = unit.scratch_row * layout.stride()..(unit.scratch_row + unit.uses) * layout.stride();
         Inputs::new(&packed[rows], layout)
     }
@@ -196,7 +206,7 @@ impl<L: Lanes> Round<'_, L> {
             for (out, packed, projection) in
                 [(&mut *gate, packed[0], Projection::Gate), (&mut *up, packed[1], Projection::Up)]
             {
-                let matrix = Matrix::new(expert, projection);
+                let matrix = Matrix::new(expert, projection, self.plans[projection as usize]);
                 let inputs = self.inputs(unit, packed, projection);
                 self.lanes.run(Product { matrix, rows: chunk.clone(), inputs, out, scratch: product });
             }
@@ -214,7 +224,7 @@ impl<L: Lanes> Round<'_, L> {
     fn down(&self, packed: &[f32], output: SharedRows<'_>) {
         self.for_each_chunk(self.geometry.hidden as usize, &|unit, chunk, scratch| {
             let job = &self.jobs[unit.job];
-            let matrix = Matrix::new(&job.expert, Projection::Down);
+            let matrix = Matrix::new(&job.expert, Projection::Down, self.plans[Projection::Down as usize]);
             let inputs = self.inputs(unit, packed, Projection::Down);
             let TaskScratch { product, gate: out, .. } = scratch;
             let out = grown(out, unit.uses * chunk.len());

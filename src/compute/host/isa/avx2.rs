@@ -10,7 +10,10 @@
 
 use std::arch::x86_64::*;
 
-use super::super::lanes::{Kernel, LANES, Lanes};
+use super::super::{
+    lanes::{Kernel, LANES, Lanes},
+    plan::Int8Step,
+};
 
 /// The token of AVX2 and FMA.
 ///
@@ -111,6 +114,50 @@ fn unsigned_bytes(vectors: &[[u8; 8]]) -> [__m256; 4] {
     floats
 }
 
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn dot_nibbles(bytes: &[u8; 32], table: __m256i, step: &Int8Step<'_>) -> __m256 {
+    let [even, odd]: &[[i8; 32]; 2] = bytemuck::cast_ref(step.values);
+    let (bytes, mask) = (load_words(bytes), _mm256_set1_epi8(15));
+    let low = _mm256_shuffle_epi8(table, _mm256_and_si256(bytes, mask));
+    let high = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask));
+    // Looked-up bytes are at most 24, so neither the pairs nor their sum saturate: 4 × 24 × 127 < 32,768.
+    let low = _mm256_maddubs_epi16(low, load_words(bytemuck::cast_ref(even)));
+    let high = _mm256_maddubs_epi16(high, load_words(bytemuck::cast_ref(odd)));
+    let sums = _mm256_madd_epi16(_mm256_add_epi16(low, high), _mm256_set1_epi16(1));
+    _mm256_cvtepi32_ps(_mm256_add_epi32(sums, load_words(bytemuck::cast_ref(step.centres))))
+}
+
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn dot_bytes(bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>) -> __m256 {
+    let [values, _]: &[[u8; 32]; 2] = bytemuck::cast_ref(step.values);
+    let bytes = _mm256_xor_si256(load_words(bytes), _mm256_set1_epi8(flip.cast_signed()));
+    let values = load_words(values);
+    let low = _mm256_madd_epi16(
+        _mm256_cvtepi8_epi16(_mm256_castsi256_si128(bytes)),
+        _mm256_cvtepi8_epi16(_mm256_castsi256_si128(values)),
+    );
+    let high = _mm256_madd_epi16(
+        _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(bytes)),
+        _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(values)),
+    );
+    _mm256_cvtepi32_ps(_mm256_add_epi32(low, high))
+}
+
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn add_scaled(total: __m256, a: __m256, b: __m256, c: __m256) -> __m256 {
+    _mm256_add_ps(total, _mm256_mul_ps(_mm256_mul_ps(a, b), c))
+}
+
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn load_words(bytes: &[u8; 32]) -> __m256i {
+    // SAFETY: the array has the load's 32 bytes.
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+}
+
 impl Lanes for Avx2 {
     type F = __m256;
     type Table = __m256i;
@@ -191,6 +238,24 @@ impl Lanes for Avx2 {
     fn unsigned_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4] {
         // SAFETY: invariant 1.
         unsafe { unsigned_bytes(bytes.as_chunks().0) }
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(self, bytes: &[u8; 32], table: Self::Table, step: &Int8Step<'_>) -> Self::F {
+        // SAFETY: invariant 1.
+        unsafe { dot_nibbles(bytes, table, step) }
+    }
+
+    #[inline(always)]
+    fn dot_bytes(self, bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>) -> Self::F {
+        // SAFETY: invariant 1.
+        unsafe { dot_bytes(bytes, flip, step) }
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, total: Self::F, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        // SAFETY: invariant 1.
+        unsafe { add_scaled(total, a, b, c) }
     }
 
     #[inline(always)]

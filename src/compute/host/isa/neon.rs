@@ -8,7 +8,10 @@
 
 use std::arch::aarch64::*;
 
-use super::super::lanes::{EIGHTS, Kernel, LANES, Lanes};
+use super::super::{
+    lanes::{EIGHTS, Kernel, LANES, Lanes},
+    plan::Int8Step,
+};
 
 /// The token of NEON.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +70,50 @@ fn unsigned(bytes: uint8x8_t) -> [float32x4_t; 2] {
     [vcvtq_f32_u32(vmovl_u16(vget_low_u16(wide))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(wide)))]
 }
 
+/// Lanes 4 × half to 4 × half + 3 of [`Lanes::dot_nibbles`].
+#[target_feature(enable = "neon")]
+#[inline]
+fn dot_nibbles(bytes: &[u8; 32], table: uint8x16_t, step: &Int8Step<'_>, half: usize) -> float32x4_t {
+    let [even, odd]: &[[u8; 32]; 2] = bytemuck::cast_ref(step.values);
+    let bytes = load_half(bytes, half);
+    // Looked-up bytes are at most 24, so they are signed as well, and no sum of 16 bits overflows.
+    let low = vreinterpretq_s8_u8(vqtbl1q_u8(table, vandq_u8(bytes, vdupq_n_u8(15))));
+    let high = vreinterpretq_s8_u8(vqtbl1q_u8(table, vshrq_n_u8::<4>(bytes)));
+    let even = vreinterpretq_s8_u8(load_half(even, half));
+    let odd = vreinterpretq_s8_u8(load_half(odd, half));
+    let first = vmlal_s8(vmull_s8(vget_low_s8(low), vget_low_s8(even)), vget_low_s8(high), vget_low_s8(odd));
+    let second =
+        vmlal_s8(vmull_s8(vget_high_s8(low), vget_high_s8(even)), vget_high_s8(high), vget_high_s8(odd));
+    let sums = vpaddq_s32(vpaddlq_s16(first), vpaddlq_s16(second));
+    let centres = load_half(bytemuck::cast_ref(step.centres), half);
+    vcvtq_f32_s32(vaddq_s32(sums, vreinterpretq_s32_u8(centres)))
+}
+
+/// Lanes 4 × half to 4 × half + 3 of [`Lanes::dot_bytes`].
+#[target_feature(enable = "neon")]
+#[inline]
+fn dot_bytes(bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>, half: usize) -> float32x4_t {
+    let [values, _]: &[[u8; 32]; 2] = bytemuck::cast_ref(step.values);
+    let mut sums = vdupq_n_s32(0);
+    for part in [0, 1] {
+        let bytes = vreinterpretq_s8_u8(veorq_u8(load_half(bytes, part), vdupq_n_u8(flip)));
+        let values = vreinterpretq_s8_u8(load_half(values, part));
+        let products = if half == 0 {
+            vmull_s8(vget_low_s8(bytes), vget_low_s8(values))
+        } else {
+            vmull_s8(vget_high_s8(bytes), vget_high_s8(values))
+        };
+        sums = vpadalq_s16(sums, products);
+    }
+    vcvtq_f32_s32(sums)
+}
+
+#[target_feature(enable = "neon")]
+#[inline]
+fn add_scaled(total: float32x4_t, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+    vaddq_f32(total, vmulq_f32(vmulq_f32(a, b), c))
+}
+
 impl Lanes for Neon {
     type F = [float32x4_t; 2];
     type Table = uint8x16_t;
@@ -85,7 +132,7 @@ impl Lanes for Neon {
     #[inline(always)]
     fn splat_halves(self, low: f32, high: f32) -> Self::F {
         // SAFETY: NEON is in the target's base.
-        [unsafe { vdupq_n_f32(low) }, unsafe { vdupq_n_f32(high) }]
+        [low, high].map(|value| unsafe { vdupq_n_f32(value) })
     }
 
     #[inline(always)]
@@ -153,6 +200,24 @@ impl Lanes for Neon {
             // SAFETY: NEON is in the target's base.
             unsafe { unsigned(bytes) }
         })
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(self, bytes: &[u8; 32], table: Self::Table, step: &Int8Step<'_>) -> Self::F {
+        // SAFETY: NEON is in the target's base.
+        [0, 1].map(|half| unsafe { dot_nibbles(bytes, table, step, half) })
+    }
+
+    #[inline(always)]
+    fn dot_bytes(self, bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>) -> Self::F {
+        // SAFETY: NEON is in the target's base.
+        [0, 1].map(|half| unsafe { dot_bytes(bytes, flip, step, half) })
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, total: Self::F, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        // SAFETY: NEON is in the target's base.
+        [0, 1].map(|half| unsafe { add_scaled(total[half], a[half], b[half], c[half]) })
     }
 
     #[inline(always)]

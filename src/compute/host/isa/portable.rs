@@ -1,6 +1,9 @@
 //! Plain Rust: arrays that the compiler vectorises as it can.
 
-use super::super::lanes::{EIGHTS, Kernel, LANES, Lanes, plain_nibbles};
+use super::super::{
+    lanes::{EIGHTS, Kernel, LANES, Lanes, plain_nibbles},
+    plan::Int8Step,
+};
 
 /// The token of the portable path: every machine has it.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +73,37 @@ impl Lanes for Portable {
     fn unsigned_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4] {
         let vectors = bytes.as_chunks::<LANES>().0;
         std::array::from_fn(|vector| vectors[vector].map(f32::from))
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(self, bytes: &[u8; 32], table: Self::Table, step: &Int8Step<'_>) -> Self::F {
+        let (even, odd) = step.values.split_at(32);
+        std::array::from_fn(|lane| {
+            let sum: i32 = (4 * lane..4 * lane + 4)
+                .map(|i| {
+                    let low = i32::from(table[usize::from(bytes[i] & 15)]);
+                    let high = i32::from(table[usize::from(bytes[i] >> 4)]);
+                    low * i32::from(even[i]) + high * i32::from(odd[i])
+                })
+                .sum();
+            (sum + step.centres[lane]) as f32
+        })
+    }
+
+    #[inline(always)]
+    fn dot_bytes(self, bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>) -> Self::F {
+        std::array::from_fn(|lane| {
+            let sum: i32 = [2 * lane, 2 * lane + 1, 16 + 2 * lane, 17 + 2 * lane]
+                .map(|i| i32::from((bytes[i] ^ flip).cast_signed()) * i32::from(step.values[i]))
+                .into_iter()
+                .sum();
+            sum as f32
+        })
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, total: Self::F, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        std::array::from_fn(|i| total[i] + (a[i] * b[i]) * c[i])
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@
 //! follow the order of additions of the plan, so a row gets the same bits from either.
 
 mod direct;
+mod int8;
 mod panel;
 mod scales;
 
@@ -15,7 +16,7 @@ use crate::formats::{ExpertView, FloatType, Part, Projection, Quantisation};
 use super::{
     dequantise::{RowBytes, float_at},
     lanes::{BLOCK, Kernel, LANES, Lanes, UNIT_BYTES},
-    plan::{Coding, Plan, RowLayout},
+    plan::{self, Coding, INT8_STEP, Plan, RowLayout},
 };
 
 pub(super) use panel::Panel;
@@ -41,12 +42,12 @@ pub(super) struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// One projection of an expert whose parts were checked against its geometry.
-    pub(super) fn new(expert: &ExpertView<'a>, projection: Projection) -> Self {
+    /// One projection, by the plan `plan`, of an expert whose parts were checked against its geometry.
+    pub(super) fn new(expert: &ExpertView<'a>, projection: Projection, plan: Plan) -> Self {
         let shape = expert.geometry().projection(projection);
         let [weights, scales, biases, bias] = Part::ALL.map(|part| expert.part(projection, part));
         Self {
-            plan: Plan::new(expert.geometry(), projection),
+            plan,
             quantisation: shape.quantisation,
             weights,
             scales,
@@ -102,12 +103,30 @@ impl<'a> Inputs<'a> {
     }
 
     #[inline(always)]
+    fn packed(&self, use_: usize) -> &'a [f32] {
+        &self.rows[use_ * self.layout.stride()..(use_ + 1) * self.layout.stride()]
+    }
+
+    #[inline(always)]
+    fn int8_row(&self, use_: usize) -> Int8Input<'a> {
+        let (steps, groups) = self.packed(use_).split_at(self.layout.segments() * INT8_STEP);
+        Int8Input { steps: steps.as_chunks().0, groups: groups.as_chunks().0 }
+    }
+
+    #[inline(always)]
     fn row(&self, use_: usize) -> Input<'a> {
-        let row = &self.rows[use_ * self.layout.stride()..(use_ + 1) * self.layout.stride()];
+        let row = self.packed(use_);
         let (values, sums) = row.split_at(self.layout.padded());
         let (centres, groups) = sums.split_at(self.layout.segments() * LANES);
         Input { blocks: values.as_chunks().0, centres: centres.as_chunks().0, groups: groups.as_chunks().0 }
     }
+}
+
+/// One packed row of eight-bit values in its parts.
+#[derive(Clone, Copy, Debug)]
+struct Int8Input<'a> {
+    steps: &'a [[f32; INT8_STEP]],
+    groups: &'a [[f32; LANES]],
 }
 
 /// How a unit of weights becomes `V` vectors.
@@ -186,13 +205,15 @@ fn finish<L: Lanes>(
     groups: &[[f32; LANES]],
     bias: f32,
 ) -> f32 {
-    let product = lanes.sum(total) * plan.coding.factor();
+    let product = lanes.sum(total) * plan.factor();
     if plan.layout.bias_group == 0 {
         return product + bias;
     }
     let mut sum = lanes.splat(0.0);
+    let one = lanes.splat(1.0);
     for (b, x) in biases.iter().zip(groups) {
-        sum = lanes.mul_add(lanes.load(b), lanes.load(x), sum);
+        let (b, x) = (lanes.load(b), lanes.load(x));
+        sum = if plan.layout.int8 { lanes.add_scaled(sum, b, x, one) } else { lanes.mul_add(b, x, sum) };
     }
     product + lanes.sum(sum) + bias
 }
@@ -221,12 +242,16 @@ impl Kernel for Product<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let plan = self.matrix.plan;
-        assert_eq!(self.inputs.layout, plan.layout);
+        let matrix_plan = self.matrix.plan;
+        assert_eq!(self.inputs.layout, matrix_plan.layout);
         assert_eq!(self.out.len(), self.inputs.uses() * self.rows.len());
-        match plan.coding {
+        if matrix_plan.layout.int8 {
+            self.int8(lanes);
+            return;
+        }
+        match matrix_plan.coding {
             Coding::IntegerNibbles => self.decoded(lanes, IntegerNibbles),
-            Coding::E2m1Nibbles => self.decoded(lanes, TableNibbles(lanes.table(&super::plan::E2M1_TABLE))),
+            Coding::E2m1Nibbles => self.decoded(lanes, TableNibbles(lanes.table(&plan::E2M1_TABLE))),
             Coding::SignedBytes => self.decoded(lanes, SignedBytes),
             Coding::UnsignedBytes => self.decoded(lanes, UnsignedBytes),
             Coding::Values => panel::product(lanes, panel::Values, self),
@@ -235,6 +260,17 @@ impl Kernel for Product<'_> {
 }
 
 impl Product<'_> {
+    #[inline(always)]
+    fn int8<L: Lanes>(self, lanes: L) {
+        match self.matrix.plan.coding {
+            Coding::IntegerNibbles => int8::product(lanes, int8::Nibbles(lanes.table(&plan::NIBBLES)), self),
+            Coding::E2m1Nibbles => int8::product(lanes, int8::Nibbles(lanes.table(&plan::E2M1_HALVES)), self),
+            Coding::SignedBytes => int8::product(lanes, int8::Bytes { flip: 0 }, self),
+            Coding::UnsignedBytes => int8::product(lanes, int8::Bytes { flip: 0x80 }, self),
+            Coding::Values => unreachable!("values are never computed in eight bits"),
+        }
+    }
+
     #[inline(always)]
     fn decoded<L: Lanes, D: Decode<L, V>, const V: usize>(self, lanes: L, decode: D) {
         let whole_units = (self.matrix.plan.layout.segment_halves * BLOCK / 2).is_multiple_of(V * LANES);
