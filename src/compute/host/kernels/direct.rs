@@ -63,26 +63,23 @@ fn tile<L: Lanes, D: Decode<L, V>, const V: usize, const R: usize, const U: usiz
     let zero = lanes.splat(0.0);
     let units = layout.padded() / (V * LANES);
     let segment_units = layout.segment_halves * BLOCK / 2 / (V * LANES);
+    // The whole units apart from the last one: a choice between the two in the loop would cost it its registers.
+    let whole_units = weights[0].whole.len().min(units);
+    let whole: [&[[u8; UNIT_BYTES]]; R] = std::array::from_fn(|r| &weights[r].whole[..whole_units]);
     let mut totals = [[zero; U]; R];
     for segment in 0..layout.segments() {
         let mut sums = [[zero; U]; R];
-        for unit in segment * segment_units..((segment + 1) * segment_units).min(units) {
-            let mut bytes = [&weights[0].last; R];
-            for r in 0..R {
-                bytes[r] = weights[r].unit(unit);
-            }
+        let (begin, end) = (segment * segment_units, ((segment + 1) * segment_units).min(units));
+        for unit in begin..end.min(whole_units) {
             if unit.is_multiple_of(2) {
                 ask_ahead(lanes, &weights, unit * UNIT_BYTES);
             }
-            let x: [&[[f32; LANES]; V]; U] = std::array::from_fn(|u| &x[u][unit]);
-            for r in 0..R {
-                let vectors = decode.decode(lanes, bytes[r]);
-                for v in 0..V {
-                    for u in 0..U {
-                        sums[r][u] = lanes.mul_add(vectors[v], lanes.load(&x[u][v]), sums[r][u]);
-                    }
-                }
-            }
+            let bytes: [&[u8; UNIT_BYTES]; R] = std::array::from_fn(|r| &whole[r][unit]);
+            add_unit(lanes, decode, bytes, std::array::from_fn(|u| &x[u][unit]), &mut sums);
+        }
+        for unit in begin.max(whole_units)..end {
+            let bytes: [&[u8; UNIT_BYTES]; R] = std::array::from_fn(|r| &weights[r].last);
+            add_unit(lanes, decode, bytes, std::array::from_fn(|u| &x[u][unit]), &mut sums);
         }
         for r in 0..R {
             let scale = scales.lanes(lanes, r, segment);
@@ -101,6 +98,25 @@ fn tile<L: Lanes, D: Decode<L, V>, const V: usize, const R: usize, const U: usiz
         }
     }
     products
+}
+
+/// Adds the products of a unit of `R` weight rows with `U` input rows, vector by vector.
+#[inline(always)]
+fn add_unit<L: Lanes, D: Decode<L, V>, const V: usize, const R: usize, const U: usize>(
+    lanes: L,
+    decode: D,
+    bytes: [&[u8; UNIT_BYTES]; R],
+    x: [&[[f32; LANES]; V]; U],
+    sums: &mut [[L::F; U]; R],
+) {
+    for r in 0..R {
+        let vectors = decode.decode(lanes, bytes[r]);
+        for v in 0..V {
+            for u in 0..U {
+                sums[r][u] = lanes.mul_add(vectors[v], lanes.load(&x[u][v]), sums[r][u]);
+            }
+        }
+    }
 }
 
 /// Asks for the line as far beyond `offset` as the rows at hand are long: there the next rows begin.
