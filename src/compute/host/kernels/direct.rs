@@ -77,8 +77,9 @@ fn tile<L: Lanes, D: Decode<L, V>, const V: usize, const R: usize, const U: usiz
             let bytes: [&[u8; UNIT_BYTES]; R] = std::array::from_fn(|r| &whole[r][unit]);
             add_unit(lanes, decode, bytes, std::array::from_fn(|u| &x[u][unit]), &mut sums);
         }
+        let bytes: [&[u8; UNIT_BYTES]; R] = std::array::from_fn(|r| &weights[r].last);
+        #[expect(clippy::needless_range_loop, reason = "x is one slice per use")]
         for unit in begin.max(whole_units)..end {
-            let bytes: [&[u8; UNIT_BYTES]; R] = std::array::from_fn(|r| &weights[r].last);
             add_unit(lanes, decode, bytes, std::array::from_fn(|u| &x[u][unit]), &mut sums);
         }
         for r in 0..R {
