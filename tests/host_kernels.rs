@@ -350,7 +350,7 @@ fn check_bits_of(one: &HostFamily, two: &HostFamily, geometry: ExpertGeometry, r
     let experts = Experts::random(geometry, 1, &mut random);
     let input = random_rows(rows, geometry.hidden as usize, &mut random);
     let alone = bits(one, experts.view(0), &input, 1);
-    for at_once in [2, 3, 7, 32, 256].into_iter().filter(|&at_once| at_once <= rows || at_once == 256) {
+    for at_once in [2, 7, 13, 32, 256].into_iter().filter(|&at_once| at_once <= rows || at_once == 256) {
         for family in [one, two] {
             let together = bits(family, experts.view(0), &input, at_once);
             let (isa, threads) = (family.isa(), family.threads());

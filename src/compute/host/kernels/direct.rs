@@ -5,41 +5,51 @@ use super::{
     Decode, Input, Matrix, Product, ROWS, Scales, WeightRow, finish,
 };
 
+/// All weight rows with all input rows, two at a time. (Four at a time cost as much per row.)
 #[inline(always)]
-pub(super) fn product<L: Lanes, D: Decode<L, V>, const V: usize>(lanes: L, decode: D, product: Product<'_>) {
-    match product.inputs.uses() {
-        1 => rows::<L, D, V, ROWS, 1>(lanes, decode, product),
-        2 => rows::<L, D, V, 2, 2>(lanes, decode, product),
-        uses => unreachable!("{uses} uses go through a panel"),
+pub(super) fn product<L: Lanes, D: Decode<L, V>, const V: usize>(
+    lanes: L,
+    decode: D,
+    mut product: Product<'_>,
+) {
+    let uses = product.inputs.uses();
+    let mut first = 0;
+    while first + 2 <= uses {
+        rows::<L, D, V, 2, 2>(lanes, decode, &mut product, first);
+        first += 2;
+    }
+    if first < uses {
+        rows::<L, D, V, ROWS, 1>(lanes, decode, &mut product, first);
     }
 }
 
-/// All weight rows, `R` at a time, with `U` input rows.
+/// All weight rows, `R` at a time, with `U` input rows from `first_use` on.
 #[inline(always)]
 fn rows<L: Lanes, D: Decode<L, V>, const V: usize, const R: usize, const U: usize>(
     lanes: L,
     decode: D,
-    product: Product<'_>,
+    product: &mut Product<'_>,
+    first_use: usize,
 ) {
     let Product { matrix, rows, inputs, out, scratch } = product;
     let row_count = rows.len();
-    let inputs: [Input<'_>; U] = std::array::from_fn(|use_| inputs.row(use_));
+    let inputs: [Input<'_>; U] = std::array::from_fn(|u| inputs.row(first_use + u));
     let scales = &mut scratch.scales;
     let mut first = rows.start;
     while first < rows.end {
         if first + R <= rows.end {
-            scales.fill(&matrix.plan, &matrix, first, R);
-            let products = tile::<L, D, V, R, U>(lanes, decode, &matrix, first, &inputs, scales);
-            for (use_, products) in products.iter().enumerate() {
-                let at = use_ * row_count + first - rows.start;
+            scales.fill(&matrix.plan, matrix, first, R);
+            let products = tile::<L, D, V, R, U>(lanes, decode, matrix, first, &inputs, scales);
+            for (u, products) in products.iter().enumerate() {
+                let at = (first_use + u) * row_count + first - rows.start;
                 out[at..at + R].copy_from_slice(products);
             }
             first += R;
         } else {
-            scales.fill(&matrix.plan, &matrix, first, 1);
-            let products = tile::<L, D, V, 1, U>(lanes, decode, &matrix, first, &inputs, scales);
-            for (use_, products) in products.iter().enumerate() {
-                out[use_ * row_count + first - rows.start] = products[0];
+            scales.fill(&matrix.plan, matrix, first, 1);
+            let products = tile::<L, D, V, 1, U>(lanes, decode, matrix, first, &inputs, scales);
+            for (u, products) in products.iter().enumerate() {
+                out[(first_use + u) * row_count + first - rows.start] = products[0];
             }
             first += 1;
         }

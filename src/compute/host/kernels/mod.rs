@@ -26,7 +26,7 @@ pub(super) use scales::Scales;
 const ROWS: usize = 4;
 
 /// With as many uses as this, weights go through a panel.
-const PANEL_USES: usize = 3;
+const PANEL_USES: usize = 12;
 
 /// A projection's bytes and plan.
 #[derive(Clone, Copy, Debug)]
