@@ -6,14 +6,14 @@
 //! # Soundness
 //! *Type*: u32 words, any bit pattern. *Initialisation*: the mapping is zero-filled by the system; MLX's memory is an
 //! evaluated array of zeros. *Lifetime*: the mapping is shared by the bank and by MLX's deleter; MLX's memory lives as
-//! long as the handle that the bank keeps. *Bounds*: the array's own byte count. *Threads*: the bank's invariant 3; the
-//! handle kept for its lifetime is behind a mutex and never used.
+//! long as the handle that the bank keeps. *Bounds*: the array's own byte count; every view is checked against it before
+//! it is made. *Threads*: the bank's invariant 3; the handle kept for its lifetime is behind a mutex and never used.
 #![allow(unsafe_code)]
 
 use std::{ffi::c_void, fmt, ptr::NonNull};
 
 use memmap2::MmapMut;
-use mlx_rs::{Array, Dtype};
+use mlx_rs::{Array, Dtype, error::Exception, ops::indexing::IndexOp};
 
 use super::convert::default_device_is_gpu;
 use crate::{
@@ -29,6 +29,9 @@ const ROW_WORDS: i32 = 4096;
 #[derive(Clone)]
 pub(crate) struct BankArray {
     words: Array,
+    /// The first row of `words`, from which views are cut: MLX flattens what it cuts a view from, and a flat array has at
+    /// most 2³¹ items. A view shares the whole allocation, not the row alone, so it may reach over the row's end.
+    first_row: Array,
     skipped_bytes: usize,
     slot_bytes: usize,
     slots: i32,
@@ -63,13 +66,12 @@ impl BankArray {
         item_bytes: usize,
         offset_bytes: usize,
         shape: &[i32],
-    ) -> Result<Array, mlx_rs::error::Exception> {
+    ) -> Result<Array, Exception> {
         let mut shape_all = vec![self.slots];
         shape_all.extend_from_slice(shape);
         let mut strides = vec![(self.slot_bytes / item_bytes) as i64];
         strides.extend(row_major(shape));
-        let offset = (self.skipped_bytes + offset_bytes) / item_bytes;
-        self.words.view_dtype(dtype)?.as_strided(&shape_all[..], &strides[..], offset)
+        self.view(dtype, item_bytes, self.skipped_bytes + offset_bytes, &shape_all, &strides)
     }
 
     /// A view `shape…` of the component that begins `offset_bytes` into one slot. Nothing is copied.
@@ -80,9 +82,34 @@ impl BankArray {
         item_bytes: usize,
         offset_bytes: usize,
         shape: &[i32],
-    ) -> Result<Array, mlx_rs::error::Exception> {
-        let offset = (self.skipped_bytes + slot.index() * self.slot_bytes + offset_bytes) / item_bytes;
-        self.words.view_dtype(dtype)?.as_strided(shape, &row_major(shape)[..], offset)
+    ) -> Result<Array, Exception> {
+        let begin = self.skipped_bytes + slot.index() * self.slot_bytes + offset_bytes;
+        self.view(dtype, item_bytes, begin, shape, &row_major(shape))
+    }
+
+    fn view(
+        &self,
+        dtype: Dtype,
+        item_bytes: usize,
+        begin: usize,
+        shape: &[i32],
+        strides: &[i64],
+    ) -> Result<Array, Exception> {
+        let last_item: i64 =
+            shape.iter().zip(strides).map(|(&items, stride)| i64::from(items - 1) * stride).sum();
+        let end = usize::try_from(last_item)
+            .ok()
+            .and_then(|last| (last + 1).checked_mul(item_bytes)?.checked_add(begin));
+        if shape.iter().any(|&items| items < 1)
+            || !begin.is_multiple_of(item_bytes)
+            || end.is_none_or(|end| end > self.words.nbytes())
+        {
+            return Err(Exception::custom(format!(
+                "a view {shape:?} with strides {strides:?} of {dtype:?} at byte {begin} leaves the bank's {} B",
+                self.words.nbytes()
+            )));
+        }
+        self.first_row.view_dtype(dtype)?.as_strided(shape, strides, begin / item_bytes)
     }
 }
 
@@ -101,8 +128,11 @@ pub(crate) fn mlx_bank(slots: u32, slot_bytes: u64) -> Result<(Bank, BankArray),
     let metal = cfg!(target_os = "macos") && default_device_is_gpu();
     let (memory, words) = if metal { wrapped(bytes) } else { owned(bytes) }.map_err(refuse)?;
     let bank = Bank::from_memory(memory, slots, slot_bytes)?;
+    let first_row = words.index((0..1, ..));
+    first_row.eval().map_err(|error| refuse(error.to_string()))?;
     let array = BankArray {
         words,
+        first_row,
         skipped_bytes: bank.skipped_bytes(),
         slot_bytes: bank.slot_bytes(),
         slots: i32::try_from(slots).map_err(|_| refuse("more slots than an MLX dimension holds".into()))?,
@@ -255,6 +285,29 @@ mod tests {
         assert_eq!(one.as_slice::<u8>(), &[3, 0, 0, 0]);
         let seen = data_pointer(&before).unwrap().as_ptr() as usize;
         assert_eq!(seen, bank.slot_pointer(SlotId(0)).as_ptr() as usize + 8, "a view is a copy");
+    }
+
+    #[test]
+    fn views_reach_the_end_of_a_bank_of_more_items_than_an_i32_counts_and_no_further() {
+        // 4.5 GB: more than 2³¹ items of one byte, and of two.
+        let (slots, slot_bytes) = (17, 1 << 28);
+        let (bank, array) = mlx_bank(slots, slot_bytes).unwrap();
+        let last = SlotId(slots - 1);
+        // SAFETY: one thread, and no MLX work is under way.
+        let bytes = unsafe { bank.slot_mut(last) };
+        bytes[slot_bytes as usize - 4..].copy_from_slice(&[1, 2, 3, 4]);
+        for (dtype, item_bytes) in [(Dtype::Uint8, 1), (Dtype::Uint16, 2), (Dtype::Uint32, 4)] {
+            let (offset, items) = (slot_bytes as usize - 4, 4 / item_bytes as i32);
+            let all = array.all_slots(dtype, item_bytes, offset, &[items]).unwrap();
+            let one = array.one_slot(last, dtype, item_bytes, offset, &[items]).unwrap();
+            for (view, items_before) in [(all, 16 * items), (one, 0)] {
+                let flat = view.reshape(&[-1]).unwrap().index(items_before..);
+                let bytes = flat.view_dtype(Dtype::Uint8).unwrap();
+                assert_eq!(bytes.as_slice::<u8>(), &[1, 2, 3, 4], "{dtype:?} {items_before}");
+            }
+            let beyond = array.words().nbytes() - array.skipped_bytes() - last.index() * slot_bytes as usize;
+            assert!(array.one_slot(last, dtype, item_bytes, beyond, &[1]).is_err(), "{dtype:?}");
+        }
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The stock family: MLX's own quantised products over views of the bank.
 //!
 //! Where MLX can take slot numbers as indices, one `gather_qmm` serves all jobs with the same number of rows; otherwise
-//! each job has products of its own. Which of the two depends on formats and dtypes alone, never on residency, so a
-//! job's bits depend only on its own rows.
+//! each job has products of its own. Which of the two depends on formats, dtypes and the bank's size alone, never on
+//! residency, and both give a row the same bits, so a job's bits depend only on its own rows.
 
 use mlx_rs::{
     Array, Dtype,
@@ -12,6 +12,7 @@ use mlx_rs::{
 
 use super::{
     bank::BankArray,
+    convert::default_device_is_gpu,
     ops::{Format, Packed, dimension, gather_qmm, quantized_matmul, take},
 };
 use crate::{
@@ -38,13 +39,15 @@ enum Method {
 #[derive(Clone, Debug)]
 struct Product {
     method: Method,
+    /// Whether MLX counts far enough to find every slot's weights by number.
+    countable: bool,
     rows: i32,
     columns: i32,
     weight: Component,
     scales: Component,
     biases: Option<Component>,
     bias: Option<Component>,
-    /// Scales of 1 and biases of −offset, `[1, rows, groups]` broadcast over the slots without memory.
+    /// Scales of 1 and biases of −offset, `[rows, groups]`, or `[slots, rows, groups]` without memory for each.
     unit: Option<(Array, Array)>,
 }
 
@@ -84,8 +87,20 @@ impl StockTier {
         geometry: &ExpertGeometry,
         layout: &SlotLayout,
     ) -> Result<Self, Exception> {
+        // Metal's gather_qmm multiplies a slot's number by a 64-bit stride; the CPU's counts items in an int.
+        let metal = cfg!(target_os = "macos") && default_device_is_gpu();
+        Self::counting_to(if metal { i64::MAX } else { i64::from(i32::MAX) }, bank, geometry, layout)
+    }
+
+    /// With products of their own for the jobs of a bank in which a component has more than `items` items.
+    fn counting_to(
+        items: i64,
+        bank: BankArray,
+        geometry: &ExpertGeometry,
+        layout: &SlotLayout,
+    ) -> Result<Self, Exception> {
         let [down, gate, up] = Projection::ALL;
-        let product = |projection| Product::new(&bank, geometry, layout, projection);
+        let product = |projection| Product::new(&bank, geometry, layout, projection, items);
         let products = [product(down)?, product(gate)?, product(up)?];
         mlx_rs::transforms::eval(products.iter().flat_map(Product::arrays))?;
         // Once more, one by one: MLX now notes in each that its value is there, and no thread writes that note later.
@@ -153,6 +168,7 @@ impl Product {
         geometry: &ExpertGeometry,
         layout: &SlotLayout,
         projection: Projection,
+        countable_items: i64,
     ) -> Result<Self, Exception> {
         let shape = geometry.projection(projection);
         let (rows, columns) = (dimension(shape.rows)?, dimension(shape.columns)?);
@@ -171,18 +187,22 @@ impl Product {
         };
         let (scale_dtype, scale_bytes) = scale_dtype(shape.quantisation);
         let float = geometry.bias.map(float_dtype);
+        let weight = component(Part::Weight, weight_dtype, weight_bytes, false)?.ok_or_else(missing)?;
+        let scales = component(Part::Scales, scale_dtype, scale_bytes, false)?.ok_or_else(missing)?;
+        let countable = weight.items().max(scales.items()) <= countable_items;
         Ok(Self {
             method,
+            countable,
             rows,
             columns,
-            weight: component(Part::Weight, weight_dtype, weight_bytes, false)?.ok_or_else(missing)?,
-            scales: component(Part::Scales, scale_dtype, scale_bytes, false)?.ok_or_else(missing)?,
+            weight,
+            scales,
             biases: component(Part::Biases, scale_dtype, scale_bytes, false)?,
             bias: match float {
                 Some((dtype, bytes)) => component(Part::Bias, dtype, bytes, true)?,
                 None => None,
             },
-            unit: method.unit(rows, columns, bank)?,
+            unit: method.unit(rows, columns, countable.then(|| bank.slots()))?,
         })
     }
 
@@ -194,11 +214,12 @@ impl Product {
 
     /// Whether slot numbers can serve as indices for an input of `dtype` without copying the whole bank.
     fn takes_indices(&self, dtype: Dtype) -> bool {
-        match self.method {
-            Method::Native { scales, .. } => scales.is_none_or(|scales| scales == dtype),
-            Method::SignedRow { .. } => true,
-            Method::SignedGroup { .. } | Method::SignedByte { .. } | Method::Unpacked { .. } => false,
-        }
+        self.countable
+            && match self.method {
+                Method::Native { scales, .. } => scales.is_none_or(|scales| scales == dtype),
+                Method::SignedRow { .. } => true,
+                Method::SignedGroup { .. } | Method::SignedByte { .. } | Method::Unpacked { .. } => false,
+            }
     }
 
     /// `[jobs, rows, columns]` to `[jobs, rows, out]`. More than one job only if [`Self::takes_indices`].
@@ -214,6 +235,11 @@ impl Product {
                 let (weight, scales) = (&self.weight.all, &self.scales.all);
                 let biases = self.biases.as_ref().map(|biases| &biases.all);
                 gather_qmm(x, Packed { weight, scales, biases, format }, &slots.device)?
+            }
+            (Method::SignedRow { format }, &[slot]) if !self.countable => {
+                let x = x.as_dtype(Dtype::Float32)?;
+                let weight = self.weight.one(bank, slot)?;
+                quantized_matmul(&x, self.with_unit(&weight, format)?)?.multiply(self.row_scales(slots)?)?
             }
             (Method::SignedRow { format }, _) => {
                 let x = x.as_dtype(Dtype::Float32)?;
@@ -305,6 +331,11 @@ impl Component {
         Ok(Self { all, dtype, item_bytes, offset_bytes, shape })
     }
 
+    /// Items in all slots together.
+    fn items(&self) -> i64 {
+        self.all.shape().iter().map(|&items| i64::from(items)).product()
+    }
+
     fn one(&self, bank: &BankArray, slot: SlotId) -> Result<Array, Exception> {
         bank.one_slot(slot, self.dtype, self.item_bytes, self.offset_bytes, &self.shape)
     }
@@ -340,9 +371,11 @@ impl Method {
     }
 
     /// Scales of 1 and biases of −offset for the methods that scale afterwards.
-    fn unit(self, rows: i32, columns: i32, bank: &BankArray) -> Result<Option<(Array, Array)>, Exception> {
+    ///
+    /// For `slots` slots at once where the method takes them.
+    fn unit(self, rows: i32, columns: i32, slots: Option<i32>) -> Result<Option<(Array, Array)>, Exception> {
         let (format, offset, slots) = match self {
-            Self::SignedRow { format } => (format, -8.0, Some(bank.slots())),
+            Self::SignedRow { format } => (format, -8.0, slots),
             Self::SignedByte { format } => (format, -128.0, None),
             _ => return Ok(None),
         };
@@ -469,13 +502,16 @@ mod tests {
             let layout = SlotLayout::new(&geometry).unwrap();
             let (bank, array) = mlx_bank(SLOTS, layout.slot_bytes()).unwrap();
             fill(&bank, &geometry, &layout, &mut random);
-            let tier = StockTier::new(array, &geometry, &layout).unwrap();
+            let tier = StockTier::new(array.clone(), &geometry, &layout).unwrap();
+            let uncountable = StockTier::counting_to(1, array, &geometry, &layout).unwrap();
             let hidden = geometry.hidden as usize;
             let x: Vec<f32> = (0..3 * hidden).map(|_| random.f32() * 2.0 - 1.0).collect();
             let input = Array::from_slice(&x, &[3, hidden as i32]);
             let slots = [SlotId(4), SlotId(0), SlotId(2)];
             let rows = [0, 1, 2, 0, 2, 1];
             let together = tier.rows(&input, &StockRows { slots: &slots, rows: &rows }).unwrap();
+            let one_by_one = uncountable.rows(&input, &StockRows { slots: &slots, rows: &rows }).unwrap();
+            assert_eq!(one_by_one.as_slice::<f32>(), together.as_slice::<f32>(), "{geometry:?}");
             for (job, slot) in slots.iter().enumerate() {
                 let rows = &rows[2 * job..2 * job + 2];
                 let alone = tier.rows(&input, &StockRows { slots: &[*slot], rows }).unwrap();
