@@ -6,9 +6,9 @@ use std::{fs, ops::ControlFlow, path::Path, sync::Arc};
 
 use slabs::{copy_fixture, fixture_names, flip, key, keys, open_fixture, packed, read_slot};
 use streamed_experts::{
-    Budget, ChecksumMode, Checksummed, ChecksumsError, ExpertChecksums, ExpertId, ExpertSource, FileChange,
-    LayerId, LeaseError, LoadError, Lru, ManagerOptions, Mapped, ResidencyManager, ResidencyPlan,
-    SourceError, VerifyOptions, VerifyReport, open_source, verify,
+    Budget, ChecksumMode, Checksummed, ChecksumsError, ExpertChecksums, ExpertId, ExpertKey, ExpertSource,
+    FileChange, FileId, LayerId, LeaseError, LoadError, Lru, ManagerOptions, Mapped, ResidencyManager,
+    ResidencyPlan, Segment, SourceError, SparseLayer, Tier, VerifyOptions, VerifyReport, open_source, verify,
 };
 
 const FIXTURE: &str = "colibri-q4-mtp-q8";
@@ -47,7 +47,7 @@ fn slab(path: &Path) -> Arc<dyn ExpertSource> {
 
 #[test]
 fn a_bad_record_fails_its_own_request_and_the_next_one_retries() {
-    for mode in [ChecksumMode::FirstLoad, ChecksumMode::Always] {
+    for mode in [ChecksumMode::default(), ChecksumMode::FirstLoad, ChecksumMode::Always] {
         let directory = tempfile::tempdir().unwrap();
         let path = packed(directory.path(), FIXTURE);
         let source = slab(&path);
@@ -87,7 +87,9 @@ fn without_checksums_damage_is_not_looked_for() {
 
 #[test]
 fn the_first_load_alone_is_checked_or_every_load_as_asked() {
-    for (mode, bad) in [(ChecksumMode::FirstLoad, 0), (ChecksumMode::Always, 1)] {
+    for (mode, bad) in
+        [(ChecksumMode::WherePresent, 0), (ChecksumMode::FirstLoad, 0), (ChecksumMode::Always, 1)]
+    {
         let directory = tempfile::tempdir().unwrap();
         let path = packed(directory.path(), FIXTURE);
         let source = slab(&path);
@@ -120,6 +122,51 @@ fn checksums_asked_for_of_a_source_without_them_are_an_error() {
         try_manager(&source, ChecksumMode::Always).unwrap_err(),
         "the source has no checksum of L0E0, and `checksums` is Always: pack it, or add a file of checksums"
     );
+}
+
+#[test]
+fn by_default_a_source_without_checksums_is_used_as_it_is_read() {
+    let source: Arc<dyn ExpertSource> = Arc::from(open_fixture("qwen3_moe-mxfp4"));
+    assert!(load(&manager(&source, ManagerOptions::default().checksums), 0, &[0, 1]).is_empty());
+}
+
+/// A source that has the checksums of even experts only.
+#[derive(Debug)]
+struct EvenChecksums(Arc<dyn ExpertSource>);
+
+impl ExpertSource for EvenChecksums {
+    fn tiers(&self) -> &[Tier] {
+        self.0.tiers()
+    }
+    fn layers(&self) -> &[SparseLayer] {
+        self.0.layers()
+    }
+    fn segments(&self, key: ExpertKey) -> Option<&[Segment]> {
+        self.0.segments(key)
+    }
+    fn path(&self, file: FileId) -> &Path {
+        self.0.path(file)
+    }
+    fn read_at(&self, file: FileId, buffer: &mut [u8], offset_bytes: u64) -> std::io::Result<usize> {
+        self.0.read_at(file, buffer, offset_bytes)
+    }
+    fn checksum(&self, key: ExpertKey) -> Option<u64> {
+        self.0.checksum(key).filter(|_| key.expert.0 % 2 == 0)
+    }
+}
+
+#[test]
+fn by_default_what_has_a_checksum_is_checked_and_the_rest_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = packed(directory.path(), FIXTURE);
+    let whole = slab(&path);
+    for expert in [0, 1] {
+        flip(&path, whole.segments(key(4, expert)).unwrap()[0].file_offset_bytes);
+    }
+    let source: Arc<dyn ExpertSource> = Arc::new(EvenChecksums(whole));
+    let errors = load(&manager(&source, ChecksumMode::default()), 4, &[0, 1]);
+    assert!(matches!(&errors[..], [LoadError::Checksum { key: bad, .. }] if *bad == key(4, 0)), "{errors:?}");
+    assert!(try_manager(&source, ChecksumMode::FirstLoad).unwrap_err().contains("no checksum of"));
 }
 
 #[test]

@@ -32,14 +32,14 @@ pub struct ManagerOptions {
     /// Threads that read experts, each one expert at a time: the depth at which the drive is used. Default 4; drives
     /// differ, so measure. Between 1 and 256.
     pub readers: u32,
-    /// When the bytes of an expert are compared with the checksum that its source has. An error if the source has none.
-    /// Default: never.
+    /// When the bytes of an expert are compared with the checksum that its source has. Default: the first time it is read,
+    /// where the source has one.
     pub checksums: ChecksumMode,
 }
 
 impl Default for ManagerOptions {
     fn default() -> Self {
-        Self { readers: 4, checksums: ChecksumMode::Off }
+        Self { readers: 4, checksums: ChecksumMode::default() }
     }
 }
 

@@ -12,11 +12,14 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChecksumMode {
     /// Never.
-    #[default]
     Off,
-    /// The first time it is read, and again until that succeeds.
+    /// The first time an expert is read that the source has a checksum for: a slab's experts, or a source with a file of
+    /// checksums beside it. Others are used as they are read.
+    #[default]
+    WherePresent,
+    /// The first time it is read, and again until that succeeds. A source without a checksum for every expert is refused.
     FirstLoad,
-    /// Every time it is read.
+    /// Every time it is read. A source without a checksum for every expert is refused.
     Always,
 }
 
@@ -26,7 +29,7 @@ pub(crate) struct Checks {
     mode: ChecksumMode,
     /// Layers with the position of their expert 0 in `checked`, ascending.
     layers: Vec<(LayerId, usize)>,
-    /// One bit for each expert that has once been found sound. Empty unless the mode is `FirstLoad`.
+    /// One bit for each expert that has once been found sound. Empty if the mode is `Always`.
     checked: Vec<AtomicU64>,
 }
 
@@ -34,21 +37,29 @@ impl Checks {
     /// Checks for `source`.
     ///
     /// # Errors
-    /// The first expert without a checksum, if any is to be checked.
+    /// The first expert without a checksum, if all are to be checked.
     pub(crate) fn new(source: &dyn ExpertSource, mode: ChecksumMode) -> Result<Self, ExpertKey> {
+        let off = Self { mode: ChecksumMode::Off, layers: Vec::new(), checked: Vec::new() };
         if mode == ChecksumMode::Off {
-            return Ok(Self { mode, layers: Vec::new(), checked: Vec::new() });
+            return Ok(off);
         }
-        let (mut layers, mut experts) = (Vec::new(), 0);
+        let (mut layers, mut experts, mut with_checksum) = (Vec::new(), 0, 0);
         for layer in source.layers() {
-            let keys = (0..layer.experts).map(|expert| ExpertKey::new(layer.layer, ExpertId(expert)));
-            if let Some(key) = keys.into_iter().find(|&key| source.checksum(key).is_none()) {
-                return Err(key);
+            for expert in 0..layer.experts {
+                let key = ExpertKey::new(layer.layer, ExpertId(expert));
+                match (source.checksum(key), mode) {
+                    (Some(_), _) => with_checksum += 1,
+                    (None, ChecksumMode::WherePresent) => {}
+                    (None, _) => return Err(key),
+                }
             }
             layers.push((layer.layer, experts));
             experts += layer.experts as usize;
         }
-        let words = if mode == ChecksumMode::FirstLoad { experts.div_ceil(64) } else { 0 };
+        if with_checksum == 0 {
+            return Ok(off);
+        }
+        let words = if mode == ChecksumMode::Always { 0 } else { experts.div_ceil(64) };
         let checked = (0..words).map(|_| AtomicU64::new(0)).collect();
         Ok(Self { mode, layers, checked })
     }
@@ -67,6 +78,9 @@ impl Checks {
         let bit = self.bit(key);
         // Relaxed: the bit is a hint that guards no other memory; two readers that miss it check the expert twice.
         if bit.is_some_and(|(word, bit)| word.load(Relaxed) & bit != 0) {
+            return Ok(());
+        }
+        if source.checksum(key).is_none() {
             return Ok(());
         }
         check_record(source, &source.tiers()[tier.index()].layout, key, slot)?;
