@@ -24,6 +24,7 @@ usage: cargo xtask <task>
   test [ARG…]           run every test of the workspace; ARGs go to cargo test
   mlx [--wheel NAME]    only prepare MLX, from the PyPI wheel NAME: mlx-cpu (default) or mlx-cuda-13;
                         the choice holds for all later builds of this checkout
+  fuzz SECONDS          fuzz every reader for so long each (fuzz/README.md); needs a nightly toolchain and cargo-fuzz
 
 On Linux, demo and test prepare MLX first when that is still to be done; on macOS nothing needs preparing.";
 
@@ -60,6 +61,10 @@ fn dispatch(args: &[String]) -> Result<ExitCode> {
             println!("MLX is ready: {}", ready_for());
             Ok(ExitCode::SUCCESS)
         }
+        "fuzz" => match rest {
+            [seconds] => fuzz(&root, seconds.parse()?),
+            _ => Err(USAGE.into()),
+        },
         // Not for people: `mlx` calls it in a process of its own.
         #[cfg(target_os = "linux")]
         "bindings" => bindings::generate(rest).map(|()| ExitCode::SUCCESS),
@@ -82,6 +87,39 @@ fn demo(root: &Path, args: &[String]) -> Result<ExitCode> {
     let how = ["--temperature", "0.7", "--seed", "3", "--max-tokens", "96", "--figures"];
     let example = ["run", "--release", "--example", "generate", "--"];
     cargo(root, &[&example[..], &write, &how].concat(), &[])
+}
+
+/// Each target in turn, from its seeds and what earlier runs kept. The first that fails ends it.
+fn fuzz(root: &Path, seconds: u64) -> Result<ExitCode> {
+    let folder = root.join("fuzz");
+    let listed =
+        Command::new("cargo").args(["run", "--quiet", "--bin", "seeds"]).current_dir(&folder).output()?;
+    if !listed.status.success() {
+        return Err(String::from_utf8_lossy(&listed.stderr).into_owned().into());
+    }
+    let targets = String::from_utf8(listed.stdout)?;
+    for target in targets.lines() {
+        let status = Command::new("cargo")
+            .args(["+nightly", "fuzz", "run", "--features", "libfuzzer", target, "--"])
+            .args([format!("-max_total_time={seconds}"), "-timeout=10".into(), "-max_len=65536".into()])
+            .arg("-print_final_stats=1")
+            .current_dir(&folder)
+            .status()
+            .map_err(|error| format!("could not run cargo: {error}"))?;
+        if !status.success() {
+            return Err(format!(
+                "the target {target} failed: fuzz/artifacts/{target} has the input (or cargo-fuzz is missing: \
+                 `cargo install cargo-fuzz`, `rustup toolchain install nightly`)"
+            )
+            .into());
+        }
+    }
+    println!(
+        "figure fuzz_targets {}\nfigure fuzz_seconds {}",
+        targets.lines().count(),
+        seconds * targets.lines().count() as u64
+    );
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(target_os = "linux")]
