@@ -24,6 +24,8 @@ usage: cargo xtask <task>
   test [ARG…]           run every test of the workspace; ARGs go to cargo test
   mlx [--wheel NAME]    only prepare MLX, from the PyPI wheel NAME: mlx-cpu (default) or mlx-cuda-13;
                         the choice holds for all later builds of this checkout
+  soak [--short] [ARG…] a million requests from several threads over a faulty drive and a changing budget, every result
+                        compared; --short: at most a minute of them
   fuzz SECONDS          fuzz every reader for so long each (fuzz/README.md); needs a nightly toolchain and cargo-fuzz
 
 On Linux, demo and test prepare MLX first when that is still to be done; on macOS nothing needs preparing.";
@@ -60,6 +62,15 @@ fn dispatch(args: &[String]) -> Result<ExitCode> {
             prepare(&root, wheel)?;
             println!("MLX is ready: {}", ready_for());
             Ok(ExitCode::SUCCESS)
+        }
+        "soak" => {
+            let soak = ["run", "--release", "--package", "soak", "--"];
+            match rest.strip_prefix(&["--short".to_owned()]) {
+                Some(rest) => {
+                    cargo(&root, &[&soak[..], &["--requests=100000", "--seconds=60"]].concat(), rest)
+                }
+                None => cargo(&root, &soak, rest),
+            }
         }
         "fuzz" => match rest {
             [seconds] => fuzz(&root, seconds.parse()?),
