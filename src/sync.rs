@@ -1,7 +1,26 @@
-//! The one place that names thread primitives, so that a model checker can take their place.
+//! The one place that names thread primitives, so that a model checker can take their place: under `--cfg streamed_experts_loom` those
+//! with which threads order one another are loom's (tools/model-check.sh runs the models).
 
-pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, atomic, mpsc};
-pub(crate) use std::thread;
+pub(crate) use std::sync::{Arc, PoisonError, Weak, mpsc};
+
+#[cfg(not(streamed_experts_loom))]
+pub(crate) use std::{
+    sync::{Condvar, Mutex, MutexGuard, atomic},
+    thread,
+};
+
+#[cfg(streamed_experts_loom)]
+pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard, atomic};
+
+#[cfg(streamed_experts_loom)]
+pub(crate) mod thread {
+    pub(crate) use loom::thread::{Builder, JoinHandle, current};
+    // Of packing alone, which is no model.
+    pub(crate) use std::thread::scope;
+}
+
+/// A counter that orders nothing: not for a model checker, whose own cannot be `static`.
+pub(crate) type Numbers = std::sync::atomic::AtomicU64;
 
 /// Locks `mutex` even if a thread panicked while it held it.
 ///

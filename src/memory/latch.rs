@@ -15,9 +15,12 @@ use std::fmt;
 use super::bank::Bank;
 use crate::{
     ids::SlotId,
-    sync::atomic::{
-        AtomicU32, AtomicU64,
-        Ordering::{Acquire, Relaxed, Release},
+    sync::{
+        Numbers,
+        atomic::{
+            AtomicU32,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
 };
 
@@ -64,7 +67,7 @@ pub(crate) struct Filling<'a> {
 
 impl LatchedBank {
     pub(crate) fn new(bank: Bank) -> Self {
-        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        static NEXT_ID: Numbers = Numbers::new(0);
         let latches = (0..bank.slots()).map(|_| AtomicU32::new(0)).collect();
         Self { bank, latches, id: NEXT_ID.fetch_add(1, Relaxed) }
     }
@@ -78,11 +81,15 @@ impl LatchedBank {
     /// # Panics
     /// If the slot is being filled: a bug of the slot table.
     pub(crate) fn share(&self, slot: SlotId) -> ReadRight {
+        let Some(right) = self.try_share(slot) else { panic!("{slot} is leased while it is being filled") };
+        right
+    }
+
+    fn try_share(&self, slot: SlotId) -> Option<ReadRight> {
         // Acquire pairs with the Release of a filling's end: the bytes it wrote are visible.
         let shared =
             self.latches[slot.index()].fetch_update(Acquire, Relaxed, |n| (n < FILLING - 1).then(|| n + 1));
-        assert!(shared.is_ok(), "{slot} is leased while it is being filled");
-        ReadRight { bank: self.id, slot }
+        shared.is_ok().then_some(ReadRight { bank: self.id, slot })
     }
 
     /// Gives a right back.
@@ -105,10 +112,17 @@ impl LatchedBank {
     /// # Panics
     /// If somebody reads or fills it: a bug of the slot table.
     pub(crate) fn fill(&self, slot: SlotId) -> Filling<'_> {
+        let Some(filling) = self.try_fill(slot) else {
+            panic!("{slot} is refilled while it is leased or being filled")
+        };
+        filling
+    }
+
+    fn try_fill(&self, slot: SlotId) -> Option<Filling<'_>> {
         // Acquire pairs with the Release of `unshare` and of a filling's end.
         let taken = self.latches[slot.index()].compare_exchange(0, FILLING, Acquire, Relaxed);
-        assert!(taken.is_ok(), "{slot} is refilled while it is leased or being filled");
-        Filling { bank: self, slot }
+        // Lazily: a filling that is not to be would end, when dropped, the one that is.
+        taken.is_ok().then(|| Filling { bank: self, slot })
     }
 }
 
@@ -199,5 +213,71 @@ mod tests {
         let (one, other) = (bank(), bank());
         let right = one.share(SlotId(0));
         let _ = other.bytes(&right);
+    }
+}
+
+/// Every interleaving of readers and fillers of one slot, by loom (tools/model-check.sh). The latch alone orders them: a
+/// cell stands for the slot's bytes, and loom sees every access that nothing orders.
+#[cfg(all(test, streamed_experts_loom))]
+mod models {
+    use loom::{cell::UnsafeCell, thread};
+
+    use super::*;
+    use crate::{memory::SLOT_ALIGNMENT_BYTES, sync::Arc};
+
+    struct Scene {
+        bank: LatchedBank,
+        bytes: UnsafeCell<u32>,
+    }
+
+    // SAFETY: what the models are to show.
+    unsafe impl Sync for Scene {}
+
+    impl Scene {
+        fn new() -> Arc<Self> {
+            let bank = LatchedBank::new(Bank::anonymous(1, SLOT_ALIGNMENT_BYTES).unwrap());
+            Arc::new(Self { bank, bytes: UnsafeCell::new(0) })
+        }
+
+        fn fill(&self, value: u32) {
+            let Some(filling) = self.bank.try_fill(SlotId(0)) else { return };
+            // SAFETY: loom checks it.
+            self.bytes.with_mut(|bytes| unsafe { *bytes = value });
+            drop(filling);
+        }
+
+        fn read(&self) {
+            let Some(right) = self.bank.try_share(SlotId(0)) else { return };
+            // SAFETY: loom checks it.
+            let value = self.bytes.with(|bytes| unsafe { *bytes });
+            assert!(value <= 2);
+            self.bank.unshare(right);
+        }
+    }
+
+    #[test]
+    fn loom_readers_see_what_a_filling_wrote_and_never_its_middle() {
+        loom::model(|| {
+            let scene = Scene::new();
+            let threads = [1, 2].map(|value| {
+                let scene = Arc::clone(&scene);
+                thread::spawn(move || scene.fill(value))
+            });
+            scene.read();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn loom_a_filling_begins_when_every_reader_has_ended() {
+        loom::model(|| {
+            let scene = Scene::new();
+            let threads = [(); 2].map(|()| {
+                let scene = Arc::clone(&scene);
+                thread::spawn(move || scene.read())
+            });
+            scene.fill(1);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
     }
 }

@@ -6,6 +6,8 @@ mod cancel;
 mod error;
 mod lease;
 mod manager;
+#[cfg(all(test, streamed_experts_loom))]
+mod models;
 mod plan;
 mod plan_error;
 mod pressure;
