@@ -14,7 +14,10 @@ use super::{
     workers::{self, MAX_THREADS},
 };
 use crate::{
-    formats::{Head, HeadState, Table, bytes_checksum, first_nonzero_padding, record_checksum, zero_padding},
+    formats::{
+        Head, HeadState, Table, bytes_checksum, first_nonzero_padding, record_checksum, whole_pages,
+        zero_padding,
+    },
     os,
     sources::ExpertSource,
     store::{ReadTally, check_record, read_expert},
@@ -181,9 +184,11 @@ impl<D: Disk> Packing<'_, D> {
         Ok(self.draft.records.iter().map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Marks the slab as unfinished: it may have been finished and not yet renamed.
+    /// Marks the slab as unfinished: it may have been finished and not yet renamed. Nobody has looked at the zeros behind
+    /// head and manifest, so they are written again.
     fn resume(&self, table: Table) -> Result<Vec<AtomicU64>, PackError> {
-        self.write(&self.draft.head.to_bytes(), 0)?;
+        self.write(&whole_pages(&self.draft.head.to_bytes()), 0)?;
+        self.write(&whole_pages(&self.draft.manifest), Head::MANIFEST_OFFSET_BYTES)?;
         Ok(table.0.into_iter().map(AtomicU64::new).collect())
     }
 
@@ -261,7 +266,7 @@ impl<D: Disk> Packing<'_, D> {
     fn finish(&self, table: &[AtomicU64]) -> Result<(), PackError> {
         let table = Table(table.iter().map(|entry| entry.load(Relaxed)).collect()).to_bytes();
         let mut head = self.draft.head;
-        self.write(&table, head.table_offset_bytes())?;
+        self.write(&whole_pages(&table), head.table_offset_bytes())?;
         self.sync()?;
         head.state = HeadState::Finished;
         head.table_checksum = bytes_checksum(&table);

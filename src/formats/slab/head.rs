@@ -36,6 +36,13 @@ const fn pages(bytes: u64) -> u64 {
     bytes.div_ceil(PAGE_BYTES) * PAGE_BYTES
 }
 
+/// `bytes` with the zeros that fill their last page.
+pub(crate) fn whole_pages(bytes: &[u8]) -> Vec<u8> {
+    let mut whole = bytes.to_vec();
+    whole.resize(bytes.len().next_multiple_of(SLOT_ALIGNMENT_BYTES as usize), 0);
+    whole
+}
+
 /// Whether a slab is whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeadState {
