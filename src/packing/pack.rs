@@ -97,7 +97,7 @@ pub struct PackReport {
 /// ```
 ///
 /// # Errors
-/// Something under the path already, another packer at work on it, a partial slab of another source, too little room, an
+/// Something under the path already, a directory even with force, another packer at work on it, a partial slab of another source, too little room, an
 /// expert that cannot be read or is damaged, a source that changes meanwhile, a write that fails.
 pub fn pack(
     source: &dyn ExpertSource,
@@ -120,7 +120,10 @@ pub(super) fn pack_through<D: Disk>(
     if threads == 0 || threads > MAX_THREADS {
         return Err(PackError::Threads { threads, limit: MAX_THREADS });
     }
-    if path.is_dir() || (path.exists() && !options.force) {
+    if path.is_dir() {
+        return Err(PackError::Directory { path: path.into() });
+    }
+    if path.exists() && !options.force {
         return Err(PackError::Exists { path: path.into() });
     }
     let draft = Draft::new(source, path, options.layers.as_ref())?;
