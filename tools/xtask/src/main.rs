@@ -60,7 +60,7 @@ fn dispatch(args: &[String]) -> Result<ExitCode> {
                 _ => return Err(USAGE.into()),
             };
             prepare(&root, wheel)?;
-            println!("MLX is ready: {}", ready_for());
+            println!("MLX is ready: {}", ready_for(&root));
             Ok(ExitCode::SUCCESS)
         }
         "soak" => {
@@ -147,12 +147,19 @@ fn prepare(_root: &Path, wheel: Option<&str>) -> Result<()> {
     }
 }
 
-fn ready_for() -> &'static str {
-    if cfg!(target_os = "linux") {
-        "cargo build, run, test and bench now find it"
-    } else {
-        "mlx-sys builds it with the crate"
-    }
+#[cfg(target_os = "linux")]
+fn ready_for(root: &Path) -> String {
+    format!(
+        "cargo build, run, test and bench now find it here;\n\
+         another workspace finds it with this line in its .cargo/config.toml (Cargo 1.94 and later; before, with\n\
+         `cargo --config FILE`):\ninclude = [{:?}]",
+        root.join(mlx::CONFIG)
+    )
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ready_for(_root: &Path) -> String {
+    "mlx-sys builds it with the crate".to_owned()
 }
 
 /// Cargo tells a program it runs where that program's package lies; a checkout may have moved since it was compiled.
