@@ -1,6 +1,7 @@
 //! If this fails, the rate that the examples print is not one that a drive could be held to.
 
 #[path = "../examples/common/timed.rs"]
+#[allow(unreachable_pub, reason = "an example's file")]
 mod timed;
 
 use std::{

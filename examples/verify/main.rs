@@ -32,7 +32,6 @@ struct Args {
     checksums: Option<PathBuf>,
     /// Write a file of checksums, if nothing is bad [default name: SOURCE/expert-checksums.json]
     #[arg(long, value_name = "FILE", conflicts_with = "headers")]
-    #[expect(clippy::option_option, reason = "no --write, --write alone, --write FILE")]
     write: Option<Option<PathBuf>>,
     /// Stop after headers and ranges: read no expert
     #[arg(long)]
@@ -80,7 +79,7 @@ fn run(args: &Args) -> Result<bool, Failure> {
     let seconds = start.elapsed().as_secs_f64();
     bar.finish_and_clear();
     let report = report?;
-    print_report(&report, seconds);
+    print_report(&report, seconds, args.write.is_some());
     if let Some(given) = &args.write {
         write(&report, &name(given.as_deref(), &args.source)?)?;
     }
@@ -100,7 +99,7 @@ fn with_checksums(source: Arc<dyn ExpertSource>, args: &Args) -> Result<Arc<dyn 
     Ok(Arc::new(Checksummed::new(source, checksums)?))
 }
 
-fn print_report(report: &VerifyReport, seconds: f64) {
+fn print_report(report: &VerifyReport, seconds: f64, writing: bool) {
     for bad in &report.bad {
         println!("bad: {bad}");
     }
@@ -114,6 +113,7 @@ fn print_report(report: &VerifyReport, seconds: f64) {
     let rate = report.bytes as f64 / seconds / 1e9;
     println!("read {} in {seconds:.1} s, {rate:.2} GB/s", bytes::show(report.bytes));
     let compared = match report.compared_records {
+        0 if writing => "checksums taken".into(),
         0 => "none compared with a checksum: there is none (--write takes them)".into(),
         compared => format!("{compared} compared with their checksums"),
     };

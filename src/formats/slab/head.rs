@@ -39,7 +39,8 @@ const fn pages(bytes: u64) -> u64 {
 /// `bytes` with the zeros that fill their last page.
 pub(crate) fn whole_pages(bytes: &[u8]) -> Vec<u8> {
     let mut whole = bytes.to_vec();
-    whole.resize(bytes.len().next_multiple_of(SLOT_ALIGNMENT_BYTES as usize), 0);
+    let len = usize::try_from(pages(bytes.len() as u64)).expect("less than a page more than lies in memory");
+    whole.resize(len, 0);
     whole
 }
 

@@ -219,6 +219,14 @@ mod tests {
     //! If these fail, contributors with an older cargo get link errors instead of a built crate.
     use super::reads_include;
 
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn another_workspace_is_told_the_line_that_it_needs() {
+        let text = super::ready_for(std::path::Path::new("/a \"b\"/c"));
+        let line = text.lines().last().unwrap();
+        assert_eq!(line, r#"include = ["/a \"b\"/c/target/mlx-linux/mlx.toml"]"#);
+    }
+
     #[test]
     fn cargo_before_1_94_is_handed_the_config_file() {
         assert_eq!(reads_include("cargo 1.88.0 (873a06493 2025-05-10)\n"), Some(false));
