@@ -24,7 +24,7 @@ fn main() {
             format!("the MLX prepared for Linux is gone ({} does not exist)", library.display())
         }
     };
-    let do_this =
-        "run `cargo xtask mlx` in a checkout of streamed-experts, or build with --no-default-features";
+    let do_this = "run `cargo xtask mlx` in a checkout of streamed-experts (another workspace then includes the file that it \
+         names in its .cargo/config.toml), or build with --no-default-features";
     println!("cargo::error={what}: {do_this}");
 }

@@ -239,6 +239,18 @@ fn a_file_shorter_than_its_header_says_is_refused() {
 }
 
 #[test]
+fn a_file_longer_than_its_header_says_is_refused() {
+    for model in [Model::new(), Model::per_expert()] {
+        model.write(FILE);
+        let path = model.path().join(FILE);
+        let len = fs::metadata(&path).unwrap().len();
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(len + 5).unwrap();
+        says(&refusal(model.path()), &[FILE, &(len + 5).to_string(), &format!("byte {len}"), "5 B follow"]);
+    }
+    says(&header_refusal("{}", 3), &["a.safetensors", "3 B follow"]);
+}
+
+#[test]
 fn a_tensor_twice_in_one_file_is_refused() {
     let json = r#"{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#;
     says(&header_refusal(json, 2), &["tensor x", "twice", "a.safetensors"]);
@@ -563,6 +575,35 @@ fn a_configuration_that_cannot_be_is_refused() {
     let many =
         Model::colibri().config(r#"{"hidden_size":64,"moe_intermediate_size":32,"n_routed_experts":256}"#);
     says(&many.colibri_refusal(ColibriOptions::default()), &["L3 has 2 experts", "says 256"]);
+}
+
+#[test]
+fn a_configuration_of_another_model_than_the_files_is_refused() {
+    let with = |field: &str| AFFINE.replace("128}", &format!("128,{field}}}"));
+    let model = |field: &str| Model::new().config(&with(field));
+    says(&model(r#""model_type":"llama""#).refusal(), &["config.json", r#""llama""#, "how many experts"]);
+    says(
+        &model(r#""model_type":"llama","num_experts":2"#).refusal(),
+        &["config.json", r#""llama""#, "hidden_act"],
+    );
+    // The layer at the end of what is counted, and one far behind it.
+    for (layer, counted) in [(2, 2), (7, 1)] {
+        let mut model = model(&format!(r#""num_hidden_layers":{counted}"#));
+        for (name, ..) in &mut model.tensors {
+            *name = name.replace("layers.0", &format!("layers.{layer}"));
+        }
+        says(
+            &model.refusal(),
+            &[&format!("experts of L{layer}"), "config.json", &format!("{counted} layers")],
+        );
+        model.config = with(&format!(r#""num_hidden_layers":{layer},"num_nextn_predict_layers":1"#));
+        model.write(FILE);
+        open_source(model.path()).unwrap();
+    }
+    let described =
+        model(r#""model_type":"new_moe","num_experts":2,"hidden_act":"silu","num_hidden_layers":1"#);
+    described.write(FILE);
+    open_source(described.path()).unwrap();
 }
 
 #[test]

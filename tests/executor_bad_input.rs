@@ -50,6 +50,13 @@ fn rows_of_another_width_are_refused() {
         assert_eq!(message, "the input is 127 wide, but the experts of L0 take rows of 128");
         let message = refused(&mut executor, &case.input, &case.plan, Some(&case.input[..7]));
         assert_eq!(message, "the shared row is 1 wide, but the experts of L0 take rows of 128");
+        // Rows of another layer may be a multiple of this one's width: the message must say what the width is.
+        let wide = case.input.repeat(8);
+        let message = refused(&mut executor, &wide, &case.plan, None);
+        assert_eq!(
+            message,
+            "the plan routes 5 rows, but the input has 40 of width 128, which the experts of L0 take"
+        );
         still_works(&mut executor, &case);
     }
 }
@@ -59,12 +66,21 @@ fn a_plan_with_more_or_fewer_rows_than_the_input_is_refused() {
     let case = first_case();
     for mut executor in executors() {
         let message = refused(&mut executor, &case.input[128..], &case.plan, None);
-        assert_eq!(message, "the plan routes 5 rows, but the input has 4");
+        assert_eq!(
+            message,
+            "the plan routes 5 rows, but the input has 4 of width 128, which the experts of L0 take"
+        );
         let message =
             refused(&mut executor, &[&case.input[..], &case.input[..128]].concat(), &case.plan, None);
-        assert_eq!(message, "the plan routes 5 rows, but the input has 6");
+        assert_eq!(
+            message,
+            "the plan routes 5 rows, but the input has 6 of width 128, which the experts of L0 take"
+        );
         let message = refused(&mut executor, &[], &case.plan, None);
-        assert_eq!(message, "the plan routes 5 rows, but the input has 0");
+        assert_eq!(
+            message,
+            "the plan routes 5 rows, but the input has 0 of width 128, which the experts of L0 take"
+        );
         still_works(&mut executor, &case);
     }
 }
@@ -162,7 +178,7 @@ mod arrays {
             let none = Array::zeros::<f32>(&[1, 0, 128]).unwrap();
             assert_eq!(
                 refused(&mut executor, &case, &none, None),
-                "the plan routes 5 rows, but the input has 0"
+                "the plan routes 5 rows, but the input has 0 of width 128, which the experts of L0 take"
             );
             still_works(&mut executor, &case);
         }

@@ -1,5 +1,8 @@
 //! Sizes as people write them.
 
+/// No machine has more: sums of a few such sizes are numbers still.
+const MOST: f64 = (1u64 << 60) as f64;
+
 /// Reads `4GiB`, `1.5G`, `600MB`, `1048576`: powers of 1000 for kB, MB, GB, TB, of 1024 for KiB, MiB, GiB, TiB and K, M, G, T.
 pub fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim();
@@ -23,10 +26,19 @@ pub fn parse(text: &str) -> Result<u64, String> {
         }
     };
     let bytes = number * factor;
-    if bytes < 0.0 || bytes >= u64::MAX as f64 {
-        return Err(format!("`{text}` is not a size that memory can have"));
+    if (0.0..=MOST).contains(&bytes) {
+        Ok(bytes as u64)
+    } else {
+        Err(format!("`{text}` is not a size that memory can have"))
     }
-    Ok(bytes as u64)
+}
+
+/// Like [`parse`], and not nothing.
+pub fn parse_some(text: &str) -> Result<u64, String> {
+    match parse(text)? {
+        0 => Err(format!("`{text}` is less than a byte")),
+        bytes => Ok(bytes),
+    }
 }
 
 /// `1.46 GB`, with powers of 1000, as drives are sold.

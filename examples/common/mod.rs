@@ -4,7 +4,11 @@
 pub mod budget;
 pub mod bytes;
 pub mod family;
+pub mod first_layers;
+pub mod memory;
+pub mod numbers;
 pub mod source;
+pub mod timed;
 pub mod trace;
 
 /// Prints an error with its causes on one line, and gives the exit code for it.

@@ -7,7 +7,7 @@ use streamed_experts::{Colibri, ColibriOptions, ExpertSource, TensorIndex, open_
 use crate::{answers::Answers, common::Failure};
 
 pub fn open(path: &Path, answers: &Answers, group: Option<u32>) -> Result<Arc<dyn ExpertSource>, Failure> {
-    if answers.of_checkpoint {
+    if answers.of_checkpoint || path.is_file() {
         return Ok(Arc::from(open_source(path)?));
     }
     let mut options = ColibriOptions { group, ..ColibriOptions::default() };

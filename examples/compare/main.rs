@@ -20,7 +20,7 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
 use answers::{Answers, Layer};
 use clap::Parser;
-use common::{Failure, budget, bytes, family};
+use common::{Failure, budget, bytes, family, numbers};
 use streamed_experts::{
     BatchPlan, Budget, ExecutorOptions, ExpertSource, Family, LayerId, Routes, StreamedExpertExecutor,
 };
@@ -28,18 +28,18 @@ use streamed_experts::{
 /// Compare a source's MoE layers with outputs that something else computed; exit 0 within tolerance, 1 beyond it.
 #[derive(Parser)]
 struct Args {
-    /// An mlx-community checkpoint or a Colibri container (a directory)
+    /// An mlx-community checkpoint or a Colibri container (a directory); a slab, if the answers give the routes
     source: PathBuf,
     /// A safetensors file with inputs, routes and outputs (see the head of this example for its keys)
     answers: PathBuf,
-    /// Who computes the experts: stock (MLX), host (CPU kernels) or auto [default: stock if built with MLX]
-    #[arg(long, value_parser = family::parse)]
+    /// Who computes the experts [default: stock if built with MLX, else host]
+    #[arg(long, value_parser = family::parser())]
     family: Option<Family>,
     /// Memory for experts [default: all of them]
     #[arg(long, value_parser = bytes::parse)]
     budget: Option<u64>,
     /// The largest relative error ‖ours − theirs‖ / ‖theirs‖ that passes
-    #[arg(long, default_value_t = 1e-5)]
+    #[arg(long, default_value = "1e-5", value_parser = numbers::not_negative)]
     tolerance: f64,
     /// Columns per scale, for a container whose scale counts fit several
     #[arg(long)]

@@ -12,10 +12,11 @@ use std::{
     io::{self, Write},
     path::PathBuf,
     process::ExitCode,
+    sync::Arc,
 };
 
 use clap::Parser;
-use common::{budget, bytes, family};
+use common::{budget, bytes, family, memory, timed::Timed};
 use engine::{
     Failure, chat,
     generate::{Generated, Request, generate},
@@ -25,7 +26,7 @@ use engine::{
     tokens::Tokens,
 };
 use report::{Live, Outcome};
-use streamed_experts::{Budget, ExecutorOptions, Family, MemoryInfo, ResidencyPlan, mlx_rs};
+use streamed_experts::{Budget, ExecutorOptions, ExpertSource, Family, MemoryInfo, ResidencyPlan, mlx_rs};
 
 /// What MLX may keep of freed memory for reuse: it is within no budget, so it stays small.
 const MLX_CACHE_BYTES: usize = 32 << 20;
@@ -64,8 +65,8 @@ pub(crate) struct Args {
     /// Slots that misses are read into; a decoded token needs as many as it has experts in a layer
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     working: u32,
-    /// Who computes the experts: stock (MLX), host (CPU kernels), or auto (stock where MLX has a GPU)
-    #[arg(long, default_value = "auto", value_parser = family::parse)]
+    /// Who computes the experts
+    #[arg(long, default_value = "auto", value_parser = family::parser())]
     family: Family,
     /// Say on standard error how the memory is divided, and once a second how it goes
     #[arg(long)]
@@ -73,9 +74,12 @@ pub(crate) struct Args {
     /// Print one JSON object at the end instead of the text
     #[arg(long, conflicts_with = "figures")]
     json: bool,
-    /// Generate a second time with every expert resident, compare, and print figures
+    /// Print figures, generate a second time with every expert resident, and compare
     #[arg(long)]
     figures: bool,
+    /// With --figures, the memory of the second run [default: enough for every expert]
+    #[arg(long, value_name = "BUDGET", value_parser = bytes::parse, requires = "figures")]
+    against: Option<u64>,
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
@@ -100,7 +104,9 @@ fn main() -> ExitCode {
 pub(crate) fn run(args: &Args) -> Result<bool, Failure> {
     mlx_rs::memory::set_cache_limit(MLX_CACHE_BYTES)?;
     let repository = Repository::open(&args.model)?;
+    let before_bytes = MemoryInfo::measure().footprint_bytes.unwrap_or(0);
     let tokens = Tokens::open(&args.model)?;
+    let tokenizer_bytes = MemoryInfo::measure().footprint_bytes.unwrap_or(0).saturating_sub(before_bytes);
     let request = request(args, &repository, &tokens)?;
     let dense = Dense::read(&repository)?;
     let source = &*repository.source;
@@ -112,6 +118,7 @@ pub(crate) fn run(args: &Args) -> Result<bool, Failure> {
         eprintln!("{}", ResidencyPlan::new(source, &budget(budget_bytes))?);
     }
     if args.figures {
+        println!("{}", memory::slots(source));
         println!(
             "within {}, of which {} are not experts:\n",
             bytes::show(budget_bytes),
@@ -129,10 +136,22 @@ pub(crate) fn run(args: &Args) -> Result<bool, Failure> {
     if !args.figures {
         return Ok(true);
     }
+    let beside_bytes = memory::process_bytes() + MLX_CACHE_BYTES as u64 + tokenizer_bytes;
+    let held = report::figures(&streamed, budget_bytes, peak_bytes, beside_bytes);
     let everything = fixed_bytes + budget::everything(source, args.working);
-    println!("\nwith every expert resident, in {}:\n", bytes::show(everything));
-    let resident = session.generate(budget(everything))?;
-    Ok(report::figures(&streamed, &resident, budget_bytes, peak_bytes))
+    let (against, what) = match args.against {
+        Some(bytes) => (bytes, "once more"),
+        None => (everything, "with every expert resident"),
+    };
+    println!("\n{what}, in {}:\n", bytes::show(against));
+    match session.generate(budget(against)) {
+        Ok(other) => Ok(report::comparison(&streamed, &other) && held),
+        Err(reason) if memory::is_no_room(reason.downcast_ref()) => {
+            println!("not compared: {reason}; `--against BUDGET` compares with a run that fits");
+            Ok(held)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// The prompt's ids, and how many may follow.
@@ -169,9 +188,11 @@ impl Session<'_> {
     fn generate(&self, budget: Budget) -> Result<Outcome, Failure> {
         let args = self.args;
         let options = ExecutorOptions { family: args.family, ..ExecutorOptions::new(budget) };
-        let mut model = Model::open(self.dense.clone(), &self.repository.source, &options)?;
+        let timed = Arc::new(Timed::new(Arc::clone(&self.repository.source)));
+        let source: Arc<dyn ExpertSource> = Arc::<Timed>::clone(&timed);
+        let mut model = Model::open(self.dense.clone(), &source, &options)?;
         let mut sampler = Sampler::new(args.temperature, args.top_p, args.seed);
-        let mut live = Live::new(args.stats);
+        let mut live = Live::new(args.stats, args.json, &timed);
         let mut text = self.tokens.stream(|piece| {
             if !args.json {
                 print!("{piece}");
@@ -191,6 +212,7 @@ impl Session<'_> {
             text: self.tokens.decode(&generated.ids)?,
             generated,
             telemetry: model.executor().manager().telemetry(),
+            read_gbps: timed.gbps(),
         };
         live.end(&outcome);
         Ok(outcome)

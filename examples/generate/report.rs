@@ -6,7 +6,7 @@ use serde_json::json;
 use streamed_experts::{ResidencyManager, TelemetrySnapshot};
 
 use super::{
-    common::bytes,
+    common::{bytes, memory, timed::Timed},
     engine::generate::{Generated, Request},
 };
 
@@ -15,20 +15,27 @@ pub struct Outcome {
     pub text: String,
     pub generated: Generated,
     pub telemetry: TelemetrySnapshot,
+    /// GB/s while any read was under way.
+    pub read_gbps: f64,
 }
 
 /// A line on standard error once a second.
-pub struct Live {
+pub struct Live<'a> {
     on: bool,
+    /// What ends the text that is being written.
+    gap: &'static str,
+    source: &'a Timed,
     begin: Instant,
     said: Instant,
     tokens: u32,
 }
 
-impl Live {
-    pub fn new(on: bool) -> Self {
+impl<'a> Live<'a> {
+    /// `silent`: no text is being written meanwhile.
+    pub fn new(on: bool, silent: bool, source: &'a Timed) -> Self {
         let now = Instant::now();
-        Self { on, begin: now, said: now, tokens: 0 }
+        let gap = if silent { "" } else { "\n" };
+        Self { on, gap, source, begin: now, said: now, tokens: 0 }
     }
 
     /// After each token.
@@ -40,7 +47,7 @@ impl Live {
         if self.on && self.said.elapsed() >= Duration::from_secs(1) {
             self.said = Instant::now();
             let rate = f64::from(self.tokens - 1) / self.begin.elapsed().as_secs_f64();
-            eprintln!("\n[{}]", line(rate, &manager.telemetry()));
+            eprintln!("{}[{}]", self.gap, line(rate, &manager.telemetry(), self.source.gbps()));
         }
     }
 
@@ -52,27 +59,22 @@ impl Live {
                 "[{} tokens, the first after {:.2} s; {}; {} read]",
                 generated.ids.len(),
                 generated.prefill.as_secs_f64(),
-                line(generated.tokens_per_s(), &outcome.telemetry),
+                line(generated.tokens_per_s(), &outcome.telemetry, outcome.read_gbps),
                 bytes::show(outcome.telemetry.demand_reads.bytes),
             );
         }
     }
 }
 
-fn line(tokens_per_s: f64, telemetry: &TelemetrySnapshot) -> String {
-    let (hits, rate) = (100.0 * hit_rate(telemetry), read_gbps(telemetry));
-    format!("{tokens_per_s:.2} tokens/s, {hits:.0} % hits, {rate:.2} GB/s while reading")
+fn line(tokens_per_s: f64, telemetry: &TelemetrySnapshot, read_gbps: f64) -> String {
+    let hits = 100.0 * hit_rate(telemetry);
+    format!("{tokens_per_s:.2} tokens/s, {hits:.0} % hits, {read_gbps:.2} GB/s while reading")
 }
 
 /// Experts found in memory, of all that were asked for.
 pub fn hit_rate(telemetry: &TelemetrySnapshot) -> f64 {
     let requests = &telemetry.requests;
     requests.hits as f64 / (requests.hits + requests.misses + requests.joined).max(1) as f64
-}
-
-/// Bytes read per nanosecond of waiting for them.
-fn read_gbps(telemetry: &TelemetrySnapshot) -> f64 {
-    telemetry.demand_reads.bytes as f64 / telemetry.wait_time.total_ns.max(1) as f64
 }
 
 /// The run as one JSON object.
@@ -87,26 +89,35 @@ pub fn json(request: &Request, outcome: &Outcome, budget_bytes: u64, peak_bytes:
         "tokens_per_s": generated.tokens_per_s(),
         "hit_rate": hit_rate(&outcome.telemetry),
         "read_bytes": outcome.telemetry.demand_reads.bytes,
-        "read_gbps": read_gbps(&outcome.telemetry),
+        "read_gbps": outcome.read_gbps,
         "budget_bytes": budget_bytes,
         "peak_bytes": peak_bytes,
     })
 }
 
-/// The comparison with the resident run; whether both gave the same.
-pub fn figures(streamed: &Outcome, resident: &Outcome, budget_bytes: u64, peak_bytes: u64) -> bool {
-    let equal = streamed.generated.ids == resident.generated.ids;
-    let verdict = if equal { "kept" } else { "BROKEN" };
-    println!("\nwhere an expert lives does not change one token: {verdict}");
+/// The streamed run's figures, before anything else can go wrong; whether it stayed within its memory.
+pub fn figures(streamed: &Outcome, budget_bytes: u64, peak_bytes: u64, beside_bytes: u64) -> bool {
+    let beside = "code, libraries, tokenizer, activations and what MLX keeps for reuse";
+    let (held, verdict) = memory::verdict(peak_bytes, budget_bytes, beside_bytes, beside);
+    println!("\nmemory: {verdict}");
     for (name, value) in [
-        ("generate_equal", f64::from(u8::from(equal))),
         ("peak_bytes", peak_bytes as f64),
         ("budget_bytes", budget_bytes as f64),
+        ("overhead_bytes", beside_bytes as f64),
         ("tokens_per_s", streamed.generated.tokens_per_s()),
-        ("resident_tokens_per_s", resident.generated.tokens_per_s()),
         ("hit_rate", hit_rate(&streamed.telemetry)),
+        ("read_gbps", streamed.read_gbps),
     ] {
         println!("figure {name} {value}");
     }
+    held
+}
+
+/// The comparison; whether both runs gave the same.
+pub fn comparison(streamed: &Outcome, resident: &Outcome) -> bool {
+    let equal = streamed.generated.ids == resident.generated.ids;
+    println!("\nwhere an expert lives does not change one token: {}", memory::kept(equal));
+    println!("figure generate_equal {}", u8::from(equal));
+    println!("figure resident_tokens_per_s {}", resident.generated.tokens_per_s());
     equal
 }

@@ -23,7 +23,7 @@ struct Args {
     source: PathBuf,
     /// Where the slab goes; SLAB.partial beside it is what is written meanwhile
     slab: PathBuf,
-    /// Layers to pack: 3..20 (20 is not packed), 3..=20 (it is), or 7 alone [default: all]
+    /// Layers to pack: 3..20 (20 is not packed), 3..=20 (it is), 3.. and ..20 (open ends), or 7 alone [default: all]
     #[arg(long, value_name = "RANGE", value_parser = parse_layers)]
     layers: Option<RangeInclusive<u32>>,
     /// Replace SLAB if it is there, and begin anew if SLAB.partial was begun from something else
@@ -42,13 +42,14 @@ fn parse_layers(text: &str) -> Result<RangeInclusive<u32>, String> {
         |text: &str| text.trim().parse::<u32>().map_err(|_| format!("`{text}` is not the number of a layer"));
     let range = match text.split_once("..") {
         None => number(text)?..=number(text)?,
-        Some((first, last)) => match last.strip_prefix('=') {
-            Some(last) => number(first)?..=number(last)?,
-            None => {
-                let end = number(last)?.checked_sub(1).ok_or("`..0` has no layers")?;
-                number(first)?..=end
+        Some((first, last)) => {
+            let first = if first.trim().is_empty() { 0 } else { number(first)? };
+            match last.strip_prefix('=') {
+                Some(last) => first..=number(last)?,
+                None if last.trim().is_empty() => first..=u32::MAX,
+                None => first..=number(last)?.checked_sub(1).ok_or("`..0` has no layers")?,
             }
-        },
+        }
     };
     if range.is_empty() { Err(format!("`{text}` has no layers")) } else { Ok(range) }
 }

@@ -9,7 +9,7 @@ mod forecast;
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
-use common::{Failure, bytes};
+use common::{Failure, bytes, numbers};
 use forecast::Forecast;
 use streamed_experts::{Budget, Machine, ResidencyPlan, Trace, open_source};
 
@@ -19,7 +19,7 @@ use streamed_experts::{Budget, Machine, ResidencyPlan, Trace, open_source};
     after_help = "Sizes: 4GiB, 600MB, 1048576. Caches start cold, so a longer trace gives a higher hit rate."
 )]
 struct Args {
-    /// A checkpoint directory (mlx-community layout or Colibri container)
+    /// A checkpoint directory (mlx-community layout), a Colibri container, or a slab
     model: PathBuf,
     /// All memory that may be used
     #[arg(long, value_parser = bytes::parse)]
@@ -34,19 +34,14 @@ struct Args {
     #[arg(long)]
     trace: Option<PathBuf>,
     /// What the drive reads, in GB/s (10⁹ bytes)
-    #[arg(long, value_parser = above_zero)]
+    #[arg(long, value_parser = numbers::positive)]
     drive_gbps: Option<f64>,
     /// Time that a token computes, in µs, reads not counted
-    #[arg(long, value_parser = above_zero)]
+    #[arg(long, value_parser = numbers::positive)]
     compute_us: Option<f64>,
     /// Tokens per second to reach: says what it needs
-    #[arg(long, value_parser = above_zero, requires = "drive_gbps")]
+    #[arg(long, value_parser = numbers::positive, requires = "drive_gbps")]
     target: Option<f64>,
-}
-
-fn above_zero(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| format!("`{text}` is not a number"))?;
-    if number.is_finite() && number > 0.0 { Ok(number) } else { Err(format!("{text} is not above 0")) }
 }
 
 fn main() -> ExitCode {

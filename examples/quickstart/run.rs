@@ -13,6 +13,7 @@ use streamed_experts::{
 
 use crate::common::{
     Failure,
+    timed::Timed,
     trace::{self, Token},
 };
 
@@ -21,7 +22,6 @@ pub struct Settings {
     pub budget: Budget,
     pub family: Family,
     pub tokens: usize,
-    pub layers: usize,
 }
 
 /// What one run gave.
@@ -46,8 +46,9 @@ pub fn run(
 ) -> Result<Outcome, Failure> {
     let options =
         ExecutorOptions { family: settings.family, ..ExecutorOptions::new(settings.budget.clone()) };
-    let mut executor = StreamedExpertExecutor::open(Arc::clone(source), &options)?;
-    let layers: Vec<SparseLayer> = source.layers().iter().copied().take(settings.layers).collect();
+    let timed = Arc::new(Timed::new(Arc::clone(source)));
+    let mut executor = StreamedExpertExecutor::open(Arc::<Timed>::clone(&timed), &options)?;
+    let layers = source.layers();
     let bar = ProgressBar::new(settings.tokens as u64);
     bar.set_style(ProgressStyle::with_template("{prefix} [{bar:30}] token {pos}/{len}  {msg}")?);
     bar.set_prefix(name);
@@ -55,7 +56,7 @@ pub fn run(
     let mut checksum = 0xcbf2_9ce4_8422_2325;
     let start = Instant::now();
     for number in 0..settings.tokens {
-        one_token(&mut executor, &layers, &trace[number % trace.len()], number as u64, &mut checksum)?;
+        one_token(&mut executor, layers, &trace[number % trace.len()], number as u64, &mut checksum)?;
         bar.inc(1);
         let now = executor.manager().telemetry();
         bar.set_message(format!("{:.0} % hits", 100.0 * hit_rate(&now)));
@@ -69,7 +70,7 @@ pub fn run(
         hit_rate: hit_rate(&totals),
         bytes: totals.demand_reads.bytes,
         reads: totals.demand_reads.reads,
-        read_gbps: totals.demand_reads.bytes as f64 / totals.wait_time.total_ns.max(1) as f64,
+        read_gbps: timed.gbps(),
         tokens_per_s: settings.tokens as f64 / seconds,
     })
 }

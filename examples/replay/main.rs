@@ -10,7 +10,7 @@ mod policies;
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
-use common::Failure;
+use common::{Failure, bytes, numbers};
 use policies::POLICIES;
 use streamed_experts::{Machine, ReplaySlots, Trace, bounds, replay};
 
@@ -30,29 +30,20 @@ struct Args {
     #[arg(long)]
     csv: bool,
     /// What the drive reads, in GB/s (10⁹ bytes): predicts tokens per second; needs --expert-bytes
-    #[arg(long, value_parser = positive, requires = "expert_bytes")]
+    #[arg(long, value_parser = numbers::positive, requires = "expert_bytes")]
     drive_gbps: Option<f64>,
     /// Time that a token computes, in µs, reads not counted
-    #[arg(long, default_value = "0", value_parser = not_negative)]
+    #[arg(long, default_value = "0", value_parser = numbers::not_negative)]
     compute_us: f64,
     /// Bytes read for one expert
-    #[arg(long, value_parser = common::bytes::parse)]
+    #[arg(long, value_parser = bytes::parse_some)]
     expert_bytes: Option<u64>,
     /// Tokens per second to reach: says which slots and memory do
-    #[arg(long, value_parser = positive, requires = "drive_gbps")]
+    #[arg(long, value_parser = numbers::positive, requires = "drive_gbps")]
     target: Option<f64>,
     /// Print the figures of the default policy on the traces that come with the examples
     #[arg(long, conflicts_with_all = ["traces", "slots", "csv", "target"])]
     figures: bool,
-}
-
-fn positive(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| format!("`{text}` is not a number"))?;
-    if number.is_finite() && number > 0.0 { Ok(number) } else { Err(format!("{text} is not above 0")) }
-}
-
-fn not_negative(text: &str) -> Result<f64, String> {
-    if text.trim() == "0" { Ok(0.0) } else { positive(text) }
 }
 
 fn main() -> ExitCode {
@@ -160,7 +151,7 @@ fn verdict(args: &Args, trace: &Trace, target: f64, reached: Option<u32>) -> Str
     let bytes = kept.saturating_mul(args.expert_bytes.unwrap_or(0));
     format!(
         "  {target} tokens/s: from {slots} slots per layer ({} for resident experts) with {}, if reads overlap",
-        common::bytes::show(bytes),
+        bytes::show(bytes),
         policies::DEFAULT
     )
 }

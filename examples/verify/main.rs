@@ -31,8 +31,8 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     checksums: Option<PathBuf>,
     /// Write a file of checksums, if nothing is bad [default name: SOURCE/expert-checksums.json]
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "", conflicts_with = "headers")]
-    write: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", conflicts_with = "headers")]
+    write: Option<Option<PathBuf>>,
     /// Stop after headers and ranges: read no expert
     #[arg(long)]
     headers: bool,
@@ -79,9 +79,9 @@ fn run(args: &Args) -> Result<bool, Failure> {
     let seconds = start.elapsed().as_secs_f64();
     bar.finish_and_clear();
     let report = report?;
-    print_report(&report, seconds);
-    if let Some(path) = &args.write {
-        write(&report, &name(path, &args.source)?)?;
+    print_report(&report, seconds, args.write.is_some());
+    if let Some(given) = &args.write {
+        write(&report, &name(given.as_deref(), &args.source)?)?;
     }
     Ok(report.is_sound())
 }
@@ -99,7 +99,7 @@ fn with_checksums(source: Arc<dyn ExpertSource>, args: &Args) -> Result<Arc<dyn 
     Ok(Arc::new(Checksummed::new(source, checksums)?))
 }
 
-fn print_report(report: &VerifyReport, seconds: f64) {
+fn print_report(report: &VerifyReport, seconds: f64, writing: bool) {
     for bad in &report.bad {
         println!("bad: {bad}");
     }
@@ -113,6 +113,7 @@ fn print_report(report: &VerifyReport, seconds: f64) {
     let rate = report.bytes as f64 / seconds / 1e9;
     println!("read {} in {seconds:.1} s, {rate:.2} GB/s", bytes::show(report.bytes));
     let compared = match report.compared_records {
+        0 if writing => "checksums taken".into(),
         0 => "none compared with a checksum: there is none (--write takes them)".into(),
         compared => format!("{compared} compared with their checksums"),
     };
@@ -120,11 +121,11 @@ fn print_report(report: &VerifyReport, seconds: f64) {
 }
 
 /// A name that was not given lies in the source, if that is a directory.
-fn name(given: &Path, source: &Path) -> Result<PathBuf, Failure> {
-    match (given.as_os_str().is_empty(), source.is_dir()) {
-        (false, _) => Ok(given.into()),
-        (true, true) => Ok(source.join(DEFAULT_NAME)),
-        (true, false) => Err("a slab has its checksums; to write them again, give --write a FILE".into()),
+fn name(given: Option<&Path>, source: &Path) -> Result<PathBuf, Failure> {
+    match given {
+        Some(path) => Ok(path.into()),
+        None if source.is_dir() => Ok(source.join(DEFAULT_NAME)),
+        None => Err("a slab has its checksums; to write them again, give --write a FILE".into()),
     }
 }
 

@@ -41,14 +41,20 @@ pub enum ExecuteError {
         dtype: String,
     },
     /// A plan for another number of rows.
-    #[error("the plan routes {plan_rows} rows, but the {what} has {rows}")]
+    #[error(
+        "the plan routes {plan_rows} rows, but the {what} has {rows} of width {hidden}, which the experts of {layer} take"
+    )]
     Rows {
         /// Which array.
         what: &'static str,
+        /// The layer.
+        layer: LayerId,
         /// Rows of the plan.
         plan_rows: usize,
-        /// Rows of the array.
+        /// Rows of the array, each of the layer's width.
         rows: usize,
+        /// The experts' hidden width.
+        hidden: usize,
     },
     /// A plan made for a layer with another number of experts.
     #[error("the plan asks for expert {expert} of {layer}, which has {experts}")]

@@ -60,7 +60,7 @@ impl<'a> LayerShape<'a> {
             return Ok(());
         }
         if values.is_multiple_of(hidden) {
-            return Err(ExecuteError::Rows { what, plan_rows: plan.rows(), rows: values / hidden });
+            return Err(self.rows_error(what, plan, values / hidden));
         }
         Err(ExecuteError::Width { what, layer: self.layer.layer, width: values / plan.rows(), hidden })
     }
@@ -85,9 +85,14 @@ impl<'a> LayerShape<'a> {
             return Err(ExecuteError::Dtype { what, dtype: format!("{:?}", array.dtype()) });
         }
         if batch * tokens != plan.rows() {
-            return Err(ExecuteError::Rows { what, plan_rows: plan.rows(), rows: batch * tokens });
+            return Err(self.rows_error(what, plan, batch * tokens));
         }
         Ok(())
+    }
+
+    fn rows_error(&self, what: &'static str, plan: &BatchPlan, rows: usize) -> ExecuteError {
+        let (layer, hidden) = (self.layer.layer, self.geometry().hidden as usize);
+        ExecuteError::Rows { what, layer, plan_rows: plan.rows(), rows, hidden }
     }
 }
 

@@ -19,6 +19,10 @@ pub(crate) const MAX_CONFIG_NUMBER: u32 = 1 << 24;
 /// gpt-oss's activation; mlx-lm and the reference fix the constants in their code, not in the configuration.
 const GPT_OSS: Activation = Activation::ClampedSwiGlu { alpha: 1.702, limit: 7.0 };
 
+/// Models (`model_type`) whose experts are known: [`GPT_OSS`], and SwiGLU for the others.
+const MODELS: [&str; 7] =
+    ["qwen3_moe", "olmoe", "mixtral", "glm4_moe", "glm_moe_dsa", "deepseek_v3", "gpt_oss"];
+
 /// A config.json.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelConfig {
@@ -105,6 +109,39 @@ impl ModelConfig {
             }
         }
         Ok(None)
+    }
+
+    /// How many layers the model has, those that draft (`num_nextn_predict_layers`) included, if the configuration says so.
+    ///
+    /// # Errors
+    /// A field that is no such number.
+    pub(crate) fn layers(&self) -> Result<Option<u32>, ConfigError> {
+        let drafting = match self.field("num_nextn_predict_layers") {
+            Some(value) if value.as_u64() != Some(0) => {
+                self.checked_number("num_nextn_predict_layers", value)?
+            }
+            _ => 0,
+        };
+        Ok(self.number("num_hidden_layers")?.map(|layers| layers + drafting))
+    }
+
+    /// Checks that the configuration is of a model with routed experts: of one known by its `model_type`, or of one that says
+    /// how many experts it has and what function they compute. Without a `model_type` nothing is contradicted.
+    ///
+    /// # Errors
+    /// Any other model: its experts might compute something else.
+    pub(crate) fn check_model(&self) -> Result<(), ConfigError> {
+        let Some(model) = self.field("model_type") else { return Ok(()) };
+        if model.as_str().is_some_and(|name| MODELS.contains(&name)) {
+            return Ok(());
+        }
+        let lacking = match (self.experts()?, self.field("hidden_act")) {
+            (None, _) => "how many experts a layer has (num_experts, n_routed_experts or num_local_experts)",
+            (_, None) => "what its experts compute (hidden_act)",
+            _ => return Ok(()),
+        };
+        let (path, model) = (self.path.clone(), model.to_string());
+        Err(ConfigError::UnknownModel { path, model, lacking })
     }
 
     /// The function between an expert's products.
@@ -215,6 +252,16 @@ pub enum ConfigError {
         /// What it should be.
         expected: &'static str,
     },
+    /// A model that is not known to have experts, and does not describe them.
+    #[error("{path} has model_type = {model}, which is not known here, and does not say {lacking}")]
+    UnknownModel {
+        /// The file.
+        path: PathBuf,
+        /// Its `model_type`.
+        model: String,
+        /// What it would have to say.
+        lacking: &'static str,
+    },
     /// A field that is needed and not there.
     #[error("{path} has no {field}, without which {purpose} is not known")]
     Missing {
@@ -263,6 +310,31 @@ mod tests {
         assert!(error.to_string().contains(r#"hidden_act = "gelu_pytorch_tanh""#), "{error}");
         assert!(config(r#"{"swiglu_limit":10.0}"#).activation().is_err());
         assert_eq!(config(r#"{"hidden_act":"silu"}"#).activation().unwrap(), Activation::SwiGlu);
+    }
+
+    #[test]
+    fn a_model_that_is_not_known_must_describe_its_experts() {
+        let refusal = |json| config(json).check_model().unwrap_err().to_string();
+        assert!(refusal(r#"{"model_type":"llama"}"#).contains("how many experts"));
+        assert!(refusal(r#"{"model_type":"new_moe","num_experts":8}"#).contains("hidden_act"));
+        assert!(refusal(r#"{"model_type":7}"#).contains("model_type = 7"));
+        for accepted in [
+            r#"{"model_type":"new_moe","num_experts":8,"hidden_act":"silu"}"#,
+            r#"{"model_type":"seeing","text_config":{"num_local_experts":8,"hidden_act":"silu"}}"#,
+            r#"{"model_type":"mixtral"}"#,
+            "{}",
+        ] {
+            config(accepted).check_model().unwrap();
+        }
+    }
+
+    #[test]
+    fn layers_that_draft_are_counted_too() {
+        let layers = |json| config(json).layers().unwrap();
+        assert_eq!(layers(r#"{"num_hidden_layers":61,"num_nextn_predict_layers":1}"#), Some(62));
+        assert_eq!(layers(r#"{"num_hidden_layers":61,"num_nextn_predict_layers":0}"#), Some(61));
+        assert_eq!(layers(r#"{"num_nextn_predict_layers":1}"#), None);
+        assert!(config(r#"{"num_hidden_layers":2,"num_nextn_predict_layers":-1}"#).layers().is_err());
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub use geometry::{
 pub use quantisation::{FloatType, Quantisation};
 pub use safetensors::HeaderError;
 pub(crate) use safetensors::{EntryList, HeaderTensor, PREFIX_BYTES, header_bytes, parse_header};
-pub(crate) use slab::{Head, HeadState, MAX_RECORDS, Manifest, ManifestLayer, ManifestTier, Table, is_slab};
+pub(crate) use slab::{
+    Head, HeadState, MAX_RECORDS, Manifest, ManifestLayer, ManifestTier, Table, is_slab, whole_pages,
+};
 pub use slab::{Origin, OriginFile, SlabError};
 pub use view::ExpertView;

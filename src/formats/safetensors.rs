@@ -67,8 +67,8 @@ pub(crate) fn header_bytes(path: &Path, prefix: [u8; 8], file_bytes: u64) -> Res
 
 /// The tensors that `header` (the JSON alone) declares in a file of `file_bytes`, in file order.
 ///
-/// Names are unique, ranges do not overlap, lie inside the file, and hold exactly shape × element type. Bytes that belong to
-/// no tensor are allowed: they do no harm.
+/// Names are unique, ranges do not overlap, lie inside the file, and hold exactly shape × element type; the last ends where
+/// the file ends. Bytes between tensors that belong to none are allowed: writers that align have them.
 ///
 /// # Errors
 /// A header that breaks any of this.
@@ -101,6 +101,10 @@ pub(crate) fn parse_header(
                 other_end_bytes: first.offset_bytes + first.len_bytes,
             });
         }
+    }
+    let data_end_bytes = tensors.iter().map(|t| t.offset_bytes + t.len_bytes).max().unwrap_or(data_start);
+    if data_end_bytes != file_bytes {
+        return Err(HeaderError::Trailing { path: path.into(), data_end_bytes, file_bytes });
     }
     Ok(tensors)
 }
@@ -326,6 +330,20 @@ pub enum HeaderError {
         tensor: String,
         /// Where it would end in the file.
         end_bytes: u64,
+        /// Length of the file.
+        file_bytes: u64,
+    },
+    /// A file that goes on behind its last tensor.
+    #[error(
+        "{path} has {file_bytes} B, but its tensors end at byte {data_end_bytes}: {} B follow that belong to nothing; \
+         fetch the file again",
+        file_bytes - data_end_bytes
+    )]
+    Trailing {
+        /// The file.
+        path: PathBuf,
+        /// Where the last tensor ends in the file.
+        data_end_bytes: u64,
         /// Length of the file.
         file_bytes: u64,
     },

@@ -14,6 +14,12 @@ pub enum PackError {
         /// The path.
         path: PathBuf,
     },
+    /// A directory, where a file is to be.
+    #[error("{} is a directory; name the slab in it, such as {}", path.display(), path.join("model.slab").display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+    },
     /// Another process or thread packs to the same path.
     #[error("{} is being written by somebody else", path.display())]
     Busy {

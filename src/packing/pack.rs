@@ -14,7 +14,10 @@ use super::{
     workers::{self, MAX_THREADS},
 };
 use crate::{
-    formats::{Head, HeadState, Table, bytes_checksum, first_nonzero_padding, record_checksum, zero_padding},
+    formats::{
+        Head, HeadState, Table, bytes_checksum, first_nonzero_padding, record_checksum, whole_pages,
+        zero_padding,
+    },
     os,
     sources::ExpertSource,
     store::{ReadTally, check_record, read_expert},
@@ -94,7 +97,7 @@ pub struct PackReport {
 /// ```
 ///
 /// # Errors
-/// Something under the path already, another packer at work on it, a partial slab of another source, too little room, an
+/// Something under the path already, a directory even with force, another packer at work on it, a partial slab of another source, too little room, an
 /// expert that cannot be read or is damaged, a source that changes meanwhile, a write that fails.
 pub fn pack(
     source: &dyn ExpertSource,
@@ -117,7 +120,10 @@ pub(super) fn pack_through<D: Disk>(
     if threads == 0 || threads > MAX_THREADS {
         return Err(PackError::Threads { threads, limit: MAX_THREADS });
     }
-    if path.is_dir() || (path.exists() && !options.force) {
+    if path.is_dir() {
+        return Err(PackError::Directory { path: path.into() });
+    }
+    if path.exists() && !options.force {
         return Err(PackError::Exists { path: path.into() });
     }
     let draft = Draft::new(source, path, options.layers.as_ref())?;
@@ -181,9 +187,11 @@ impl<D: Disk> Packing<'_, D> {
         Ok(self.draft.records.iter().map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Marks the slab as unfinished: it may have been finished and not yet renamed.
+    /// Marks the slab as unfinished: it may have been finished and not yet renamed. Nobody has looked at the zeros behind
+    /// head and manifest, so they are written again.
     fn resume(&self, table: Table) -> Result<Vec<AtomicU64>, PackError> {
-        self.write(&self.draft.head.to_bytes(), 0)?;
+        self.write(&whole_pages(&self.draft.head.to_bytes()), 0)?;
+        self.write(&whole_pages(&self.draft.manifest), Head::MANIFEST_OFFSET_BYTES)?;
         Ok(table.0.into_iter().map(AtomicU64::new).collect())
     }
 
@@ -261,7 +269,7 @@ impl<D: Disk> Packing<'_, D> {
     fn finish(&self, table: &[AtomicU64]) -> Result<(), PackError> {
         let table = Table(table.iter().map(|entry| entry.load(Relaxed)).collect()).to_bytes();
         let mut head = self.draft.head;
-        self.write(&table, head.table_offset_bytes())?;
+        self.write(&whole_pages(&table), head.table_offset_bytes())?;
         self.sync()?;
         head.state = HeadState::Finished;
         head.table_checksum = bytes_checksum(&table);

@@ -82,10 +82,21 @@ impl ExpertSource for MlxCheckpoint {
 }
 
 fn read_layers(index: &TensorIndex, config: &ModelConfig) -> Result<ExpertTable, SourceError> {
+    config.check_model()?;
     let activation = config.activation()?;
     let expected = config.experts()?;
+    let layers = expert_layers(index, CHECKPOINT_PARTS)?;
+    if let (Some(counted), Some(last)) = (config.layers()?, layers.last())
+        && last.layer.0 >= counted
+    {
+        return Err(SourceError::LayerBeyond {
+            path: config.path().into(),
+            layer: last.layer,
+            layers: counted,
+        });
+    }
     let mut table = ExpertTable::default();
-    for layer in &expert_layers(index, CHECKPOINT_PARTS)? {
+    for layer in &layers {
         let reader = |number| ExpertReader { index, config, layer, table: number };
         let (geometry, stacked) = reader(0).geometry(activation)?;
         let experts = stacked.unwrap_or_else(|| layer.tables());

@@ -206,6 +206,19 @@ pub enum SourceError {
         /// The limit.
         limit: u32,
     },
+    /// Experts in a layer that the model does not have.
+    #[error(
+        "there are experts of {layer}, but by {path} (num_hidden_layers, and num_nextn_predict_layers) the model has \
+         {layers} layers, counted from L0; the files are of two models, or one was changed"
+    )]
+    LayerBeyond {
+        /// The configuration.
+        path: PathBuf,
+        /// The last layer with experts.
+        layer: LayerId,
+        /// How many layers there are.
+        layers: u32,
+    },
     /// Two sets of experts in one layer.
     #[error("{layer} has two sets of experts: {block} and that of {tensor}")]
     TwoSets {

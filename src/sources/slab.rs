@@ -1,6 +1,6 @@
 //! Slabs: experts packed into one file, each in one aligned piece laid out as its slot.
 
-use std::{fmt, io, path::Path};
+use std::{fmt, io, ops::Range, path::Path};
 
 use super::{
     ExpertSource, Segment, SparseLayer, Tier,
@@ -36,8 +36,8 @@ impl fmt::Debug for SlabSource {
 const FILE: FileId = FileId(0);
 
 impl SlabSource {
-    /// Opens a slab. Reads head, manifest and table, and checks them: magic, version, their checksums, every count
-    /// against its limit, and that the file is exactly as long as its records need. Records are not read.
+    /// Opens a slab. Reads head, manifest and table, and checks them: magic, version, their checksums, the zeros behind each,
+    /// every count against its limit, and that the file is exactly as long as its records need. Records are not read.
     ///
     /// # Errors
     /// A file that cannot be opened, is no slab, unfinished, of another version, damaged, cut, or grown.
@@ -61,6 +61,13 @@ impl SlabSource {
             head.records * Table::ENTRY_BYTES,
             head.table_checksum,
         )?;
+        let (manifest_end, table_end) = (
+            Head::MANIFEST_OFFSET_BYTES + head.manifest_bytes,
+            head.table_offset_bytes() + head.records * Table::ENTRY_BYTES,
+        );
+        check_zeros(&file, "head", Head::BYTES as u64..Head::MANIFEST_OFFSET_BYTES)?;
+        check_zeros(&file, "manifest", manifest_end..head.table_offset_bytes())?;
+        check_zeros(&file, "table of checksums", table_end..head.records_offset_bytes())?;
         let mut files = SourceFiles::default();
         files.push(file);
         let experts = place(path, &head, &manifest)?;
@@ -149,6 +156,23 @@ fn read_part(
         return Err(SlabError::Checksum { path: file.path().into(), what, expected, found });
     }
     Ok(bytes)
+}
+
+/// Checks that what fills the last page of a part is zero.
+fn check_zeros(file: &SourceFile, what: &'static str, range: Range<u64>) -> Result<(), SlabError> {
+    let mut bytes = vec![0; usize::try_from(range.end - range.start).expect("less than a page")];
+    file.read_exact_at(&mut bytes, range.start).map_err(|source| SlabError::Read {
+        path: file.path().into(),
+        what,
+        source,
+    })?;
+    match bytes.iter().position(|&byte| byte != 0) {
+        Some(at) => {
+            let offset_bytes = range.start + at as u64;
+            Err(SlabError::Padding { path: file.path().into(), what, offset_bytes })
+        }
+        None => Ok(()),
+    }
 }
 
 /// Where every record lies.

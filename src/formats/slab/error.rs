@@ -58,6 +58,16 @@ pub enum SlabError {
         /// What is there.
         found: u64,
     },
+    /// Bytes behind a part that should be zero.
+    #[error("the {what} of {} is damaged: byte {offset_bytes} of the file, behind it, should be zero", path.display())]
+    Padding {
+        /// The file.
+        path: PathBuf,
+        /// Which part.
+        what: &'static str,
+        /// Where in the file.
+        offset_bytes: u64,
+    },
     /// A number beyond any model's.
     #[error("{} has {found} {what}, and {limit} is the limit", path.display())]
     Count {

@@ -36,6 +36,14 @@ const fn pages(bytes: u64) -> u64 {
     bytes.div_ceil(PAGE_BYTES) * PAGE_BYTES
 }
 
+/// `bytes` with the zeros that fill their last page.
+pub(crate) fn whole_pages(bytes: &[u8]) -> Vec<u8> {
+    let mut whole = bytes.to_vec();
+    let len = usize::try_from(pages(bytes.len() as u64)).expect("less than a page more than lies in memory");
+    whole.resize(len, 0);
+    whole
+}
+
 /// Whether a slab is whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeadState {

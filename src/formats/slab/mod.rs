@@ -7,6 +7,6 @@ mod head;
 mod manifest;
 
 pub use error::SlabError;
-pub(crate) use head::{Head, HeadState, MAX_RECORDS, Table, is_slab};
+pub(crate) use head::{Head, HeadState, MAX_RECORDS, Table, is_slab, whole_pages};
 pub(crate) use manifest::{Manifest, ManifestLayer, ManifestTier};
 pub use manifest::{Origin, OriginFile};

@@ -60,7 +60,7 @@ fn dispatch(args: &[String]) -> Result<ExitCode> {
                 _ => return Err(USAGE.into()),
             };
             prepare(&root, wheel)?;
-            println!("MLX is ready: {}", ready_for());
+            println!("MLX is ready: {}", ready_for(&root));
             Ok(ExitCode::SUCCESS)
         }
         "soak" => {
@@ -147,12 +147,19 @@ fn prepare(_root: &Path, wheel: Option<&str>) -> Result<()> {
     }
 }
 
-fn ready_for() -> &'static str {
-    if cfg!(target_os = "linux") {
-        "cargo build, run, test and bench now find it"
-    } else {
-        "mlx-sys builds it with the crate"
-    }
+#[cfg(target_os = "linux")]
+fn ready_for(root: &Path) -> String {
+    format!(
+        "cargo build, run, test and bench now find it here;\n\
+         another workspace finds it with this line in its .cargo/config.toml (Cargo 1.94 and later; before, with\n\
+         `cargo --config FILE`):\ninclude = [{:?}]",
+        root.join(mlx::CONFIG)
+    )
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ready_for(_root: &Path) -> String {
+    "mlx-sys builds it with the crate".to_owned()
 }
 
 /// Cargo tells a program it runs where that program's package lies; a checkout may have moved since it was compiled.
@@ -211,6 +218,14 @@ fn reads_include(version: &str) -> Option<bool> {
 mod tests {
     //! If these fail, contributors with an older cargo get link errors instead of a built crate.
     use super::reads_include;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn another_workspace_is_told_the_line_that_it_needs() {
+        let text = super::ready_for(std::path::Path::new("/a \"b\"/c"));
+        let line = text.lines().last().unwrap();
+        assert_eq!(line, r#"include = ["/a \"b\"/c/target/mlx-linux/mlx.toml"]"#);
+    }
 
     #[test]
     fn cargo_before_1_94_is_handed_the_config_file() {
