@@ -13,7 +13,7 @@ use super::{
 use crate::{
     ids::{SlotId, TierId},
     memory::LatchedBank,
-    store::{Landing, LoadError, LoadSink},
+    store::{Landing, Load, LoadError, LoadSink},
     sync::{Arc, Condvar, Mutex, lock},
 };
 
@@ -202,6 +202,18 @@ impl LoadSink for Core {
         debug_assert!(claimed || pinned || table.state(slot) == SlotState::Idle);
         state.telemetry.landed(&landing, pinned, claimed || pinned);
         state.tell(tier, slot, &landing.result);
+        self.slots_freed(&state.tiers[tier.index()]);
+    }
+
+    fn lost(&self, load: Load, error: LoadError) {
+        let mut state = lock(&self.state);
+        let (tier, slot) = (load.tier, load.slot.slot);
+        let table = &mut state.tiers[tier.index()].table;
+        // The read is over, and the latch keeps readers out of a slot that is filled: so it may be used again.
+        if table.generation(slot) == load.slot.generation && table.state(slot) != SlotState::Idle {
+            table.vacate(slot);
+        }
+        state.tell(tier, slot, &Err(error));
         self.slots_freed(&state.tiers[tier.index()]);
     }
 }
