@@ -83,6 +83,8 @@ struct UnderWay {
     key: ExpertKey,
     file: FileId,
     offset_bytes: u64,
+    bytes: u64,
+    drive: usize,
     since: Instant,
     warned: bool,
 }
@@ -310,23 +312,12 @@ impl ReadQueue {
     pub(super) fn newly_stalled(&self, limit: Duration) -> Option<(ExpertKey, FileId, u64, Duration)> {
         let mut waiting = lock(&self.inner);
         let Waiting { readers, drives, .. } = &mut *waiting;
-        let (reader, slowest) = readers
-            .iter_mut()
-            .enumerate()
-            .filter_map(|(reader, read)| Some((reader, read.as_mut()?)))
-            .min_by_key(|(_, read)| read.since)?;
+        let slowest = readers.iter_mut().flatten().min_by_key(|read| read.since)?;
         if slowest.warned || slowest.since.elapsed() < limit {
             return None;
         }
         slowest.warned = true;
-        let mut first = 0;
-        let drive = drives.iter_mut().find(|drive| {
-            first += drive.readers as usize;
-            reader < first
-        });
-        if let Some(drive) = drive {
-            drive.stalled();
-        }
+        drives[slowest.drive].stalled();
         Some((slowest.key, slowest.file, slowest.offset_bytes, slowest.since.elapsed()))
     }
 
@@ -490,15 +481,18 @@ impl Waiting {
         waited.into_iter().for_each(|waited| self.drives[drive].waited(waited));
         self.drives[drive].taken(now);
         let (file, offset_bytes) = (reads[0].home.file, reads[0].run.file_offset_bytes);
-        self.readers[reader] = Some(UnderWay { key, file, offset_bytes, since: now, warned: false });
+        let bytes = reads.iter().map(|read| read.run.len() as u64).sum();
+        self.readers[reader] =
+            Some(UnderWay { key, file, offset_bytes, bytes, drive, since: now, warned: false });
         Some(Piece { load: id, key, reads })
     }
 
-    /// How much a reader of the drive takes: its share of what is queued, within limits.
+    /// How much a reader of the drive takes: its share of what is queued and under way, within limits.
     fn share(&self, line: usize, drive: usize) -> u64 {
         let Drive { readers, piece_bytes, .. } = self.drives[drive];
         let readers = u64::from(readers);
-        let mut queued = 0;
+        let under_way = self.readers.iter().flatten().filter(|read| read.drive == drive);
+        let mut queued: u64 = under_way.map(|read| read.bytes).sum();
         for load in self.lines[line].iter().filter_map(|&id| self.loads[id].as_ref()) {
             let ours = load.runs.iter().filter(|run| self.copy_on(drive, run).is_some());
             queued += ours.map(|run| run.len() as u64).sum::<u64>();
