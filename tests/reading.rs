@@ -18,9 +18,10 @@ use std::{
 
 use doubles::{Gate, MIRROR, Read, TestSource, eventually, experts, key, pass, residents, verify};
 use streamed_experts::{
-    Checksummed, DriveTelemetry, ExpertId, ExpertKey, ExpertSource, FileChange, FileId, LayerId, LeaseError,
-    LoadError, Lru, ManagerOptions, Mapped, ReadMode, ReadOptions, ReadPriority, ResidencyManager,
-    ResidencyPlan, Segment, SparseLayer, Tier, VerifyOptions, open_source,
+    BatchPlan, Budget, Checksummed, DriveTelemetry, ExecutorOptions, ExpertId, ExpertKey, ExpertSource,
+    Family, FileChange, FileId, LayerId, LeaseError, LoadError, Lru, ManagerOptions, Mapped, ReadMode,
+    ReadOptions, ReadPriority, ResidencyManager, ResidencyPlan, Routes, Segment, SparseLayer,
+    StreamedExpertExecutor, Tier, VerifyOptions, open_source,
 };
 
 const L0: LayerId = LayerId(0);
@@ -389,6 +390,41 @@ fn closing_does_not_wait_for_a_read_that_hangs_longer_than_allowed() {
     eventually("the reader is gone", || Arc::strong_count(&source) == 1);
 }
 
+/// An executor on the host family over a source of two layers of eight experts.
+fn executor(source: &Arc<dyn ExpertSource>, working_slots: u32) -> StreamedExpertExecutor {
+    let slot_bytes = source.tiers()[0].layout.slot_bytes();
+    let budget = Budget { working_slots, ..Budget::new(u64::from(working_slots + 2) * slot_bytes) };
+    let options = ExecutorOptions { family: Family::Host, ..ExecutorOptions::new(budget) };
+    StreamedExpertExecutor::open(Arc::clone(source), &options).unwrap()
+}
+
+#[test]
+fn what_an_executor_read_ahead_is_in_memory_when_its_turn_comes_and_gives_way_when_it_must() {
+    let source: Arc<dyn ExpertSource> = slabs::open_fixture(STOCK).into();
+    let plan = |experts: [u32; 2]| {
+        BatchPlan::new(&Routes::from_top_k(1, 2, &experts, &[0.75, 0.25], 8).unwrap(), 8).unwrap()
+    };
+    let row = vec![0.5; 128];
+    let mut plain = executor(&source, 4);
+    let mut expected =
+        |layer, experts| plain.execute_rows(LayerId(layer), &row, &plan(experts), None).unwrap();
+    let mut early = executor(&source, 4);
+    assert!(early.read_ahead(LayerId(1), &experts([5, 2])).unwrap());
+    assert_eq!(early.execute_rows(L0, &row, &plan([0, 1]), None).unwrap(), expected(0, [0, 1]));
+    eventually("they are read", || early.manager().telemetry().demand_reads.experts == 4);
+    assert_eq!(early.execute_rows(LayerId(1), &row, &plan([2, 7]), None).unwrap(), expected(1, [2, 7]));
+    assert_eq!((early.manager().telemetry().requests.hits, early.manager().telemetry().slots.leases), (1, 0));
+    // All working slots are held for later: whoever computes now comes first.
+    assert!(early.read_ahead(LayerId(1), &experts([0, 1, 3, 4])).unwrap());
+    assert_eq!(early.execute_rows(L0, &row, &plan([6, 3]), None).unwrap(), expected(0, [6, 3]));
+    assert!(early.read_ahead(LayerId(1), &experts([0])).unwrap());
+    assert!(early.read_ahead(LayerId(9), &experts([0])).is_err());
+    assert!(!early.read_ahead(L0, &[]).unwrap());
+    early.manager().check_invariants();
+    assert_eq!(early.manager().telemetry().slots.leases, 0);
+    early.close().unwrap();
+}
+
 /// A source whose direct reads do what a test says; everything else is that of the source inside.
 struct Wrapped<F> {
     inner: Arc<dyn ExpertSource>,
@@ -461,11 +497,9 @@ fn read_directly(
     source: Arc<dyn ExpertSource>,
     truth: &dyn ExpertSource,
 ) -> Result<DriveTelemetry, LeaseError> {
-    let budget = streamed_experts::Budget {
+    let budget = Budget {
         working_slots: 2,
-        ..streamed_experts::Budget::new(
-            slabs::keys(truth).count() as u64 * 4 * truth.tiers()[0].layout.slot_bytes(),
-        )
+        ..Budget::new(slabs::keys(truth).count() as u64 * 4 * truth.tiers()[0].layout.slot_bytes())
     };
     let plan = ResidencyPlan::new(truth, &budget).unwrap();
     let banks = plan.anonymous_banks().unwrap();

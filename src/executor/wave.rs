@@ -141,3 +141,82 @@ impl<F: Forward> Drop for InFlight<'_, F> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        compute::ComputeError,
+        policy::Lru,
+        residency::{Budget, ManagerOptions, ResidencyPlan},
+        routing::Routes,
+        sources::{ExpertSource, open_source},
+        sync::{Arc, thread},
+    };
+
+    /// Computes nothing; waits in each submission until so many experts have been read as are read when reading goes on
+    /// while waves compute.
+    struct Patient {
+        manager: ResidencyManager,
+        each_miss: bool,
+        submitted: Vec<ExpertId>,
+        all: u64,
+        ahead: u64,
+    }
+
+    impl Forward for Patient {
+        fn each_miss(&self) -> bool {
+            self.each_miss
+        }
+
+        fn submit(&mut self, lease: &Lease, _: &[Job], positions: &[usize]) -> Result<(), ComputeError> {
+            self.submitted.extend(positions.iter().map(|&position| lease.expert(position)));
+            let awaited = self.all.min(self.submitted.len() as u64 + self.ahead);
+            for _ in 0..4000 {
+                if self.manager.telemetry().demand_reads.experts >= awaited {
+                    return Ok(());
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+            Err(ComputeError::new(format!(
+                "{awaited} experts were not read while {:?} compute",
+                self.submitted
+            )))
+        }
+
+        fn fence(&mut self) -> Result<(), ComputeError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn while_a_wave_computes_the_next_is_read() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen3_moe-affine4-g64-bf16");
+        let source: Arc<dyn ExpertSource> = open_source(path).unwrap().into();
+        for (working, each_miss, ahead) in
+            [(2, true, 1), (4, true, 2), (4, false, 2), (3, true, 2), (1, true, 0)]
+        {
+            let slots = u64::from(working) + 2;
+            let budget = Budget {
+                working_slots: working,
+                ..Budget::new(slots * source.tiers()[0].layout.slot_bytes())
+            };
+            let plan = ResidencyPlan::new(&*source, &budget).unwrap();
+            let banks = plan.anonymous_banks().unwrap();
+            let options = ManagerOptions::default();
+            let manager =
+                ResidencyManager::new(Arc::clone(&source), plan, banks, Lru::boxed, &options).unwrap();
+            let all: Vec<u32> = (0..8).collect();
+            let plan = BatchPlan::new(&Routes::from_top_k(1, 8, &all, &[0.125; 8], 8).unwrap(), 8).unwrap();
+            let mut forward =
+                Patient { manager: manager.clone(), each_miss, submitted: Vec::new(), all: 8, ahead };
+            run_waves(&manager, LayerId(0), &plan, working as usize, &mut None, &mut forward).unwrap();
+            forward.submitted.sort_unstable();
+            assert_eq!(forward.submitted, all.into_iter().map(ExpertId).collect::<Vec<_>>());
+            assert_eq!(manager.telemetry().slots.leases, 0);
+            manager.check_invariants();
+        }
+    }
+}

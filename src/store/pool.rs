@@ -294,3 +294,51 @@ fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message").to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        ids::{Generation, LayerId, SlotId},
+        memory::Bank,
+        store::ChecksumMode,
+        sync::mpsc,
+    };
+
+    /// Panics at the first landing; tells of the others, and of what was lost.
+    struct Broken(Mutex<mpsc::Sender<String>>, AtomicBool);
+
+    impl LoadSink for Broken {
+        fn landed(&self, landing: Landing) {
+            let first = !self.1.swap(true, std::sync::atomic::Ordering::SeqCst);
+            assert!(!first, "the table is wrong");
+            lock(&self.0).send(format!("{} {:?}", landing.load.key, landing.result)).unwrap();
+        }
+
+        fn lost(&self, load: Load, error: LoadError) {
+            lock(&self.0).send(format!("{} lost: {error}", load.key)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_panic_in_the_landing_is_told_and_the_reader_goes_on() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen3_moe-affine4-g64-bf16");
+        let source: Arc<dyn ExpertSource> = crate::sources::open_source(path).unwrap().into();
+        let bank = Bank::anonymous(2, source.tiers()[0].layout.slot_bytes()).unwrap();
+        let banks: Arc<[LatchedBank]> = vec![LatchedBank::new(bank)].into();
+        let (send, told) = mpsc::channel();
+        let sink: Arc<dyn LoadSink> = Arc::new(Broken(Mutex::new(send), AtomicBool::new(false)));
+        let checks = Checks::new(&*source, ChecksumMode::Off).unwrap();
+        let pool = ReaderPool::start(&source, &banks, &sink, checks, 1, &ReadOptions::default(), 2).unwrap();
+        for expert in 0..2 {
+            let slot = SlotRef { slot: SlotId(expert), generation: Generation(1) };
+            let key = ExpertKey::new(LayerId(0), ExpertId(expert));
+            pool.submit(Load { key, tier: TierId(0), slot }, ReadPriority::Demand);
+        }
+        let next = || told.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert_eq!(next(), "L0E0 lost: the source panicked while it read L0E0: the table is wrong");
+        assert_eq!(next(), "L0E1 Ok(())");
+        drop(banks[0].fill(SlotId(0))); // nobody has the slot any more
+        pool.close();
+    }
+}
