@@ -118,16 +118,18 @@ pub use replay::{Bounds, HitCounts, Machine, ReplaySlots, Replayed, belady, boun
 pub use residency::{
     Budget, CancelToken, CloseError, LayerPlan, Lease, LeaseError, ManagerOptions, NotReady, OpenError,
     PlanError, PolicyCounts, PressureError, ReadCounts, ReleaseFailure, RequestCounts, ResidencyManager,
-    ResidencyPlan, SafePoint, SlotCounts, TelemetrySnapshot, TierNeed, TierPlan, Times,
+    ResidencyPlan, SafePoint, SlotCounts, TelemetrySnapshot, TierNeed, TierPlan,
 };
 pub use routing::{BatchPlan, ExpertUse, Job, NoAuxTc, RankedPair, RouteError, Router, RouterError, Routes};
 pub use safetensors::Dtype;
 pub use sources::{
-    Checksummed, ChecksumsError, Colibri, ColibriOptions, ExpertChecksums, ExpertSource, FileChange, Mapped,
-    MlxCheckpoint, Segment, SlabSource, SourceError, SparseLayer, Tensor, TensorError, TensorIndex, Tier,
-    open_source,
+    Checksummed, ChecksumsError, Colibri, ColibriOptions, DIRECT_ALIGNMENT_BYTES, ExpertChecksums,
+    ExpertSource, FileChange, Mapped, MlxCheckpoint, Segment, SlabSource, SourceError, SparseLayer, Tensor,
+    TensorError, TensorIndex, Tier, open_source,
 };
-pub use store::{ChecksumMode, LoadError, LoadErrors};
+pub use store::{
+    ChecksumMode, DriveTelemetry, LoadError, LoadErrors, ReadMode, ReadOptions, ReadPriority, SlowRead, Times,
+};
 pub use traces::{Trace, TraceError, TraceLayer, TraceRequest};
 pub use usage::{DamagedLedger, LedgerError, PinOptions, UsageLedger, plan_pins};
 

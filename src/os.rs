@@ -91,6 +91,40 @@ pub(crate) fn free_bytes(_: &Path) -> io::Result<Option<u64>> {
     Ok(None)
 }
 
+/// Opens a file for reads that pass the page cache by, at offsets, lengths and addresses that are multiples of 4096.
+///
+/// Some file systems refuse at once, others with the first read.
+#[cfg(target_os = "linux")]
+pub(crate) fn open_direct(path: &Path) -> io::Result<File> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+}
+
+/// Opens a file for reads that leave nothing in the page cache. Not run yet, only compiled.
+#[cfg(target_os = "macos")]
+pub(crate) fn open_direct(path: &Path) -> io::Result<File> {
+    let file = File::open(path)?;
+    rustix::fs::fcntl_nocache(&file, true)?;
+    Ok(file)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+pub(crate) fn open_direct(_: &Path) -> io::Result<File> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Tells the system that it need not keep these bytes of a file in the page cache. Advice: errors are not told.
+#[cfg(target_os = "linux")]
+pub(crate) fn forget_pages(file: &File, offset_bytes: u64, len_bytes: u64) {
+    if let Some(len) = std::num::NonZeroU64::new(len_bytes) {
+        let _ = rustix::fs::fadvise(file, offset_bytes, Some(len), rustix::fs::Advice::DontNeed);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn forget_pages(_: &File, _: u64, _: u64) {}
+
 /// Makes a renaming of `path` last: flushes the directory it lies in, where directories can be flushed.
 pub(crate) fn sync_directory_of(path: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(directory_of(path))?.sync_all() } else { Ok(()) }

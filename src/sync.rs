@@ -1,5 +1,7 @@
-//! The one place that names thread primitives, so that a model checker can take their place: under `--cfg streamed_experts_loom` those
-//! with which threads order one another are loom's (tools/model-check.sh runs the models).
+//! The one place that names thread primitives, so that a model checker can take their place: under
+//! `--cfg streamed_experts_loom` those with which threads order one another are loom's (tools/model-check.sh).
+
+use std::time::Duration;
 
 pub(crate) use std::sync::{Arc, PoisonError, Weak, mpsc};
 
@@ -33,4 +35,13 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Waits on `condvar` as [`lock`] locks. Wakes now and then for no reason: the caller checks its condition again.
 pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// [`wait`], but not longer than `time`. Wakes now and then for no reason, as well.
+pub(crate) fn wait_for<'a, T>(
+    condvar: &Condvar,
+    guard: MutexGuard<'a, T>,
+    time: Duration,
+) -> MutexGuard<'a, T> {
+    condvar.wait_timeout(guard, time).unwrap_or_else(PoisonError::into_inner).0
 }

@@ -10,10 +10,11 @@ use super::{
 #[cfg(feature = "mlx")]
 use crate::mlx::Array;
 use crate::{
-    ids::LayerId,
-    residency::{CloseError, ResidencyManager, ResidencyPlan},
+    ids::{ExpertId, LayerId},
+    residency::{CloseError, Lease, ResidencyManager, ResidencyPlan},
     routing::BatchPlan,
     sources::ExpertSource,
+    store::ReadPriority,
     sync::Arc,
 };
 
@@ -30,8 +31,10 @@ pub struct StreamedExpertExecutor {
     source: Arc<dyn ExpertSource>,
     manager: ResidencyManager,
     tiers: Vec<TierCompute>,
-    /// How many experts a wave has, for each tier.
-    wave_experts: Vec<usize>,
+    /// Working slots of each tier: the most experts that are under way at once.
+    working: Vec<usize>,
+    /// What is read before it is asked for.
+    ahead: Option<Lease>,
     /// How often each expert was used, for each of the source's layers.
     usage: Vec<Vec<u64>>,
 }
@@ -44,19 +47,19 @@ impl StreamedExpertExecutor {
     /// source's formats, memory that the system or MLX refuses, pinned experts that cannot be read.
     pub fn open(source: Arc<dyn ExpertSource>, options: &ExecutorOptions) -> Result<Self, ExecutorOpenError> {
         let plan = ResidencyPlan::new(&*source, &options.budget)?;
-        let (mut banks, mut tiers, mut wave_experts) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut banks, mut tiers, mut working) = (Vec::new(), Vec::new(), Vec::new());
         let mut families = Families::new(options.family, options.host.clone())?;
         for (tier, sizes) in source.tiers().iter().zip(plan.tiers()) {
             let (bank, compute) = families.tier(tier, sizes.slots())?;
             banks.push(bank);
             tiers.push(compute);
-            wave_experts.push(sizes.working_slots() as usize);
+            working.push(sizes.working_slots() as usize);
         }
         let manager =
             ResidencyManager::new(Arc::clone(&source), plan, banks, options.policy, &options.manager)?;
         manager.preload_pins()?;
         let usage = source.layers().iter().map(|layer| vec![0; layer.experts as usize]).collect();
-        Ok(Self { source, manager, tiers, wave_experts, usage })
+        Ok(Self { source, manager, tiers, working, ahead: None, usage })
     }
 
     /// Another executor on the same slots, readers and budget, for a request in another thread. What one loads is a hit
@@ -70,7 +73,8 @@ impl StreamedExpertExecutor {
             source: Arc::clone(&self.source),
             manager: self.manager.clone(),
             tiers: self.tiers.clone(),
-            wave_experts: self.wave_experts.clone(),
+            working: self.working.clone(),
+            ahead: None,
             usage: self.usage.iter().map(|layer| vec![0; layer.len()]).collect(),
         }
     }
@@ -125,7 +129,7 @@ impl StreamedExpertExecutor {
         self.record(plan, layer);
         let tier = shape.layer.tier.index();
         let mut forward = self.tiers[tier].begin_rows(&shape, plan, input, shared)?;
-        run(&self.manager, layer, plan, self.wave_experts[tier], &mut forward)?;
+        run(&self.manager, layer, plan, self.working[tier], &mut self.ahead, &mut forward)?;
         let output = forward.into_rows(shared)?;
         self.manager.record_forward(start.elapsed());
         Ok(output)
@@ -158,7 +162,7 @@ impl StreamedExpertExecutor {
         self.record(plan, layer);
         let tier = shape.layer.tier.index();
         let mut forward = self.tiers[tier].begin_array(&shape, plan, input, shared)?;
-        run(&self.manager, layer, plan, self.wave_experts[tier], &mut forward)?;
+        run(&self.manager, layer, plan, self.working[tier], &mut self.ahead, &mut forward)?;
         let output = forward.into_array(input, shared)?;
         self.manager.record_forward(start.elapsed());
         Ok(output)
@@ -172,12 +176,31 @@ impl StreamedExpertExecutor {
         }
     }
 
+    /// Begins to read experts that a later call will want, most likely those of the next layer; call it before the current
+    /// layer is executed, and they are read while that computes. `false` if there are no free working slots for them now.
+    ///
+    /// They are read after what anybody waits for. They hold working slots until their layer is executed, until this is
+    /// called again (what was begun before is given up then, and so it is by naming no experts), or until a layer has to
+    /// wait for working slots; so there should be twice as many of these as a row has experts. Those that the layer turns out
+    /// not to want are not kept. Does not block, and changes no result.
+    ///
+    /// # Errors
+    /// A layer or an expert that does not exist, one named twice, more than there are working slots; a closed manager.
+    pub fn read_ahead(&mut self, layer: LayerId, experts: &[ExpertId]) -> Result<bool, ExecuteError> {
+        self.ahead = None;
+        if !experts.is_empty() {
+            self.ahead = self.manager.begin(layer, experts, ReadPriority::Prefetch)?;
+        }
+        Ok(self.ahead.is_some())
+    }
+
     /// Ends the readers, for every executor that [shares](StreamedExpertExecutor::share) them. Dropping the last of these
     /// does the same.
     ///
     /// # Errors
     /// [`CloseError::Leased`] if somebody holds a lease of the manager.
-    pub fn close(self) -> Result<(), CloseError> {
+    pub fn close(mut self) -> Result<(), CloseError> {
+        self.ahead = None;
         self.manager.close()
     }
 }
@@ -187,9 +210,10 @@ fn run(
     manager: &ResidencyManager,
     layer: LayerId,
     plan: &BatchPlan,
-    wave_experts: usize,
+    working: usize,
+    ahead: &mut Option<Lease>,
     forward: &mut TierForward<'_>,
 ) -> Result<(), ExecuteError> {
     manager.safe_point().map_err(ExecuteError::Pressure)?;
-    run_waves(manager, layer, plan, wave_experts, forward)
+    run_waves(manager, layer, plan, working, ahead, forward)
 }

@@ -6,7 +6,7 @@
 //! against `slots` in [`Bank::slot_pointer`]. *Threads*: invariant 3; the bank itself only computes addresses.
 #![allow(unsafe_code)]
 
-use std::{fmt, ptr::NonNull};
+use std::{fmt, ops::Range, ptr::NonNull};
 
 use memmap2::MmapMut;
 
@@ -168,6 +168,25 @@ impl Bank {
         let pointer = self.slot_pointer(slot);
         // SAFETY: bounds and initialisation by invariants 1 and 2; exclusive by this function's contract.
         unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), self.slot_bytes) }
+    }
+
+    /// Some bytes of a slot, to fill them while others fill the rest.
+    ///
+    /// # Safety
+    /// Nothing else may read or write these bytes while the slice lives.
+    ///
+    /// # Panics
+    /// If there is no such slot, or `range` is not inside it.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "exclusive access is the caller's contract, kept per part by the latch"
+    )]
+    pub(super) unsafe fn part_mut(&self, slot: SlotId, range: Range<usize>) -> &mut [u8] {
+        assert!(range.start <= range.end && range.end <= self.slot_bytes, "{range:?} outside {slot}");
+        // SAFETY: the range was just checked against the slot, which lies inside the allocation by invariant 1.
+        let pointer = unsafe { self.slot_pointer(slot).add(range.start) };
+        // SAFETY: bounds as above, initialisation by invariant 2; exclusive by this function's contract.
+        unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), range.end - range.start) }
     }
 
     /// Gives the memory of a slot back to the system; its bytes are unspecified (but initialised) afterwards.

@@ -1,4 +1,4 @@
-//! Who may touch the bytes of a slot: one loader, or any number of readers.
+//! Who may touch the bytes of a slot: one loader (or several, each its own part of it), or any number of readers.
 //!
 //! The slot table decides which slot is loaded or leased. This file does not trust it: each slot has a latch, and a
 //! table that is wrong panics here instead of letting a reader see a slot change.
@@ -10,17 +10,18 @@
 //! by the contract of the bank's `unsafe` methods.
 #![allow(unsafe_code)]
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use super::bank::Bank;
 use crate::{
-    ids::SlotId,
+    ids::{SlotId, TierId},
     sync::{
-        Numbers,
+        Arc, Mutex, Numbers,
         atomic::{
             AtomicU32,
             Ordering::{Acquire, Relaxed, Release},
         },
+        lock,
     },
 };
 
@@ -33,11 +34,13 @@ const POISON: u8 = 0xA5;
 /// A bank with one latch per slot.
 ///
 /// # Invariants
-/// 1. A latch is [`FILLING`] exactly while one [`Filling`] of its slot exists; otherwise it is the number of
-///    [`ReadRight`]s made for the slot and not given back. A right that is dropped counts for ever.
+/// 1. A latch is [`FILLING`] exactly while one [`Filling`], or one [`PartedFilling`] or part of it, of its slot exists;
+///    otherwise it is the number of [`ReadRight`]s made for the slot and not given back. A right that is dropped counts
+///    for ever.
 /// 2. A right names its bank by `id`, which no other bank of the process has.
-/// 3. Bytes are handed out only against a borrow of the bank and of a right or a `Filling`, and giving either back
-///    consumes it.
+/// 3. Bytes are handed out only against a borrow of the bank and of a right or a `Filling`, or of a part, and giving any
+///    of them back consumes it.
+/// 4. The parts of one `PartedFilling` that exist at the same time do not overlap, and lie inside the slot.
 pub(crate) struct LatchedBank {
     bank: Bank,
     latches: Box<[AtomicU32]>,
@@ -112,33 +115,124 @@ impl LatchedBank {
     /// # Panics
     /// If somebody reads or fills it: a bug of the slot table.
     pub(crate) fn fill(&self, slot: SlotId) -> Filling<'_> {
-        let Some(filling) = self.try_fill(slot) else {
-            panic!("{slot} is refilled while it is leased or being filled")
-        };
-        filling
+        self.begin(slot);
+        Filling { bank: self, slot }
     }
 
-    fn try_fill(&self, slot: SlotId) -> Option<Filling<'_>> {
+    fn begin(&self, slot: SlotId) {
+        assert!(self.try_begin(slot), "{slot} is refilled while it is leased or being filled");
+    }
+
+    fn try_begin(&self, slot: SlotId) -> bool {
         // Acquire pairs with the Release of `unshare` and of a filling's end.
-        let taken = self.latches[slot.index()].compare_exchange(0, FILLING, Acquire, Relaxed);
-        // Lazily: a filling that is not to be would end, when dropped, the one that is.
-        taken.is_ok().then(|| Filling { bank: self, slot })
+        self.latches[slot.index()].compare_exchange(0, FILLING, Acquire, Relaxed).is_ok()
+    }
+
+    fn end(&self, slot: SlotId) {
+        // Release pairs with the Acquire of `share` and `fill`.
+        self.latches[slot.index()].store(0, Release);
+    }
+}
+
+/// The right to write one slot, in parts that several threads may hold at once. Ends when it and its last part are dropped:
+/// a part that never comes back keeps the slot for ever.
+#[derive(Debug)]
+pub(crate) struct PartedFilling(Arc<Parted>);
+
+#[derive(Debug)]
+struct Parted {
+    banks: Arc<[LatchedBank]>,
+    tier: TierId,
+    slot: SlotId,
+    /// The parts that exist.
+    taken: Mutex<Vec<Range<usize>>>,
+}
+
+/// The right to write some bytes of a slot.
+#[derive(Debug)]
+pub(crate) struct SlotPart {
+    filling: Arc<Parted>,
+    range: Range<usize>,
+}
+
+impl PartedFilling {
+    /// The right to write `slot` of the bank of `tier`.
+    ///
+    /// # Panics
+    /// As [`LatchedBank::fill`].
+    pub(crate) fn begin(banks: &Arc<[LatchedBank]>, tier: TierId, slot: SlotId) -> Self {
+        banks[tier.index()].begin(slot);
+        Self(Arc::new(Parted { banks: Arc::clone(banks), tier, slot, taken: Mutex::default() }))
+    }
+
+    /// The right to write `range` of the slot.
+    ///
+    /// # Panics
+    /// If it leaves the slot or overlaps another part that exists: a bug of the store.
+    pub(crate) fn part(&self, range: Range<usize>) -> SlotPart {
+        let Parted { banks, tier, slot, taken } = &*self.0;
+        let slot_bytes = banks[tier.index()].bank.slot_bytes();
+        assert!(
+            range.start <= range.end && range.end <= slot_bytes,
+            "{range:?} of {slot}, of {slot_bytes} B"
+        );
+        let mut taken = lock(taken);
+        let clash = taken.iter().find(|other| other.start < range.end && range.start < other.end);
+        assert!(clash.is_none(), "{range:?} of {slot} overlaps {clash:?}, which is being filled");
+        taken.push(range.clone());
+        drop(taken);
+        SlotPart { filling: Arc::clone(&self.0), range }
+    }
+
+    /// The whole slot.
+    ///
+    /// # Panics
+    /// While any other part exists.
+    pub(crate) fn whole(&self) -> SlotPart {
+        self.part(0..self.0.banks[self.0.tier.index()].bank.slot_bytes())
+    }
+}
+
+impl SlotPart {
+    /// The bytes of the part.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        let Parted { banks, tier, slot, .. } = &*self.filling;
+        // SAFETY: by invariant 1 nobody has a right to read the slot or another filling of it, as `filling` lives; other
+        // parts are apart from this one (4), `range` lies inside the slot (4), and `&mut self` makes this the only borrow.
+        // Only this range is touched: the slice of the whole slot is never made.
+        unsafe { banks[tier.index()].bank.part_mut(*slot, self.range.clone()) }
+    }
+
+    /// Overwrites the part with a pattern, in debug builds.
+    pub(crate) fn poison(&mut self) {
+        if cfg!(debug_assertions) {
+            self.bytes().fill(POISON);
+        }
+    }
+}
+
+impl Drop for SlotPart {
+    fn drop(&mut self) {
+        let mut taken = lock(&self.filling.taken);
+        if let Some(at) = taken.iter().position(|range| *range == self.range) {
+            taken.swap_remove(at);
+        }
+    }
+}
+
+impl Drop for Parted {
+    fn drop(&mut self) {
+        self.banks[self.tier.index()].end(self.slot);
     }
 }
 
 impl Filling<'_> {
     /// The bytes of the slot.
-    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+    #[cfg(test)]
+    fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: by invariant 1 this is the only filling of the slot and nobody has a right to read it; `&mut self`
         // makes this the only borrow.
         unsafe { self.bank.bank.slot_mut(self.slot) }
-    }
-
-    /// Overwrites the slot with a pattern, in debug builds.
-    pub(crate) fn poison(&mut self) {
-        if cfg!(debug_assertions) {
-            self.bytes().fill(POISON);
-        }
     }
 
     /// Gives the memory of the slot back to the system.
@@ -156,8 +250,7 @@ impl Filling<'_> {
 
 impl Drop for Filling<'_> {
     fn drop(&mut self) {
-        // Release pairs with the Acquire of `share` and `fill`.
-        self.bank.latches[self.slot.index()].store(0, Release);
+        self.bank.end(self.slot);
     }
 }
 
@@ -178,9 +271,58 @@ mod tests {
         assert!(bank.bytes(&a).iter().chain(bank.bytes(&b)).all(|&byte| byte == 7));
         bank.unshare(a);
         bank.unshare(b);
-        bank.fill(SlotId(1)).poison();
+        bank.fill(SlotId(1)).bytes().fill(8);
         let right = bank.share(SlotId(1));
-        assert!(bank.bytes(&right).iter().all(|&byte| byte == POISON));
+        assert!(bank.bytes(&right).iter().all(|&byte| byte == 8));
+    }
+
+    fn banks() -> Arc<[LatchedBank]> {
+        vec![bank()].into()
+    }
+
+    #[test]
+    fn parts_are_filled_by_several_threads_and_the_slot_is_free_when_the_last_is_gone() {
+        let banks = banks();
+        let filling = PartedFilling::begin(&banks, TierId(0), SlotId(1));
+        filling.whole().bytes().fill(9);
+        let half = banks[0].bank().slot_bytes() / 2;
+        let (mut low, mut high) = (filling.part(0..half), filling.part(half..2 * half));
+        drop(filling);
+        let thread = std::thread::spawn(move || high.bytes().fill(2));
+        low.bytes().fill(1);
+        thread.join().unwrap();
+        assert!(
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| banks[0].share(SlotId(1)))).is_err()
+        );
+        drop(low);
+        let right = banks[0].share(SlotId(1));
+        let bytes = banks[0].bytes(&right);
+        assert!(bytes[..half].iter().all(|&byte| byte == 1) && bytes[half..].iter().all(|&byte| byte == 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "90..101 of S0 overlaps Some(100..200), which is being filled")]
+    fn parts_that_overlap_are_refused() {
+        let filling = PartedFilling::begin(&banks(), TierId(0), SlotId(0));
+        let _part = filling.part(100..200);
+        drop(filling.part(200..300));
+        drop(filling.part(90..101));
+    }
+
+    #[test]
+    #[should_panic(expected = "of S0, of 16384 B")]
+    fn parts_outside_the_slot_are_refused() {
+        drop(PartedFilling::begin(&banks(), TierId(0), SlotId(0)).part(0..16_385));
+    }
+
+    #[test]
+    #[should_panic(expected = "S1 is refilled while it is leased or being filled")]
+    fn a_part_that_never_comes_back_keeps_its_slot() {
+        let banks = banks();
+        let filling = PartedFilling::begin(&banks, TierId(0), SlotId(1));
+        std::mem::forget(filling.part(0..1));
+        drop(filling);
+        drop(banks[0].fill(SlotId(1)));
     }
 
     #[test]
@@ -204,7 +346,7 @@ mod tests {
     fn a_dropped_right_keeps_its_slot_for_ever() {
         let bank = bank();
         drop(bank.share(SlotId(0)));
-        bank.fill(SlotId(0)).poison();
+        bank.fill(SlotId(0)).bytes().fill(1);
     }
 
     #[test]
@@ -240,10 +382,12 @@ mod models {
         }
 
         fn fill(&self, value: u32) {
-            let Some(filling) = self.bank.try_fill(SlotId(0)) else { return };
+            if !self.bank.try_begin(SlotId(0)) {
+                return;
+            }
             // SAFETY: loom checks it.
             self.bytes.with_mut(|bytes| unsafe { *bytes = value });
-            drop(filling);
+            self.bank.end(SlotId(0));
         }
 
         fn read(&self) {

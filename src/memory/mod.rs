@@ -6,7 +6,7 @@ mod latch;
 
 pub use bank::{Bank, BankError, BankMemory};
 pub use info::MemoryInfo;
-pub(crate) use latch::{LatchedBank, ReadRight};
+pub(crate) use latch::{LatchedBank, PartedFilling, ReadRight, SlotPart};
 
 /// Every component of a slot, and the slot itself, begins on this boundary: the page size of Apple silicon.
 pub const SLOT_ALIGNMENT_BYTES: u64 = 16_384;

@@ -22,6 +22,8 @@ pub(super) enum Purpose {
     Demand,
     /// The loading of pinned experts.
     Preload,
+    /// A caller who has not asked yet.
+    Ahead,
 }
 
 /// A request that has been checked.
@@ -65,8 +67,9 @@ impl Inner {
         self: &Arc<Self>,
         place: LayerPlace,
         experts: &[ExpertId],
+        purpose: Purpose,
     ) -> Result<Option<Lease>, LeaseError> {
-        let request = Request { place, experts, purpose: Purpose::Demand };
+        let request = Request { place, experts, purpose };
         let mut state = lock(&self.core.state);
         if state.closed {
             return Err(LeaseError::Closed);
@@ -135,7 +138,7 @@ impl Inner {
             };
             let slot = SlotRef { slot, generation: table.generation(slot) };
             entries.push(Entry { expert, slot, status, right, error: None });
-            if request.purpose == Purpose::Preload {
+            if request.purpose != Purpose::Demand {
                 continue;
             }
             let joined = !hit

@@ -11,9 +11,12 @@ use super::{
 use crate::{
     ids::{ExpertId, ExpertKey, LayerId, SlotRef, TierId},
     memory::ReadRight,
-    store::{Load, LoadError, LoadErrors},
-    sync::{Arc, Condvar, lock, wait},
+    store::{Load, LoadError, LoadErrors, ReadOptions, ReadPriority},
+    sync::{Arc, Condvar, lock, wait_for},
 };
+
+/// Waits are not cut shorter than this.
+const SHORTEST_LOOK: Duration = Duration::from_millis(1);
 
 /// Experts of one layer, held in their slots.
 ///
@@ -46,8 +49,10 @@ pub struct Lease {
     token: Option<CancelToken>,
     /// Misses whose end has not been told.
     pending: usize,
-    submitted: bool,
-    cancelled: bool,
+    /// With what priority the misses were asked for.
+    asked: Option<ReadPriority>,
+    /// Why the wait has ended for good, if it has.
+    gave_up_for: Option<LoadError>,
 }
 
 /// One expert of a lease.
@@ -86,7 +91,8 @@ pub struct NotReady {
 
 enum Told {
     Landed(usize, Result<(), LoadError>),
-    Cancelled,
+    /// No more will be told.
+    GivenUp(LoadError),
 }
 
 impl Lease {
@@ -111,8 +117,8 @@ impl Lease {
             wake,
             token,
             pending,
-            submitted: false,
-            cancelled: false,
+            asked: None,
+            gave_up_for: None,
         }
     }
 
@@ -183,41 +189,60 @@ impl Lease {
     /// Asks the readers for the misses, in rank order. An expert that another lease has asked for is not read twice.
     /// Does not block on reads; does nothing the second time.
     pub fn read_misses(&mut self) {
-        if std::mem::replace(&mut self.submitted, true) || self.pending == 0 {
+        self.ask(ReadPriority::Demand);
+    }
+
+    /// Asks the readers for the misses, after those that others ask for with a higher priority. Waiting for them, or
+    /// [`Lease::read_misses`], makes them demanded. Does nothing if they were asked for with that priority before.
+    pub fn read_ahead(&mut self, priority: ReadPriority) {
+        self.ask(priority);
+    }
+
+    fn ask(&mut self, priority: ReadPriority) {
+        if self.pending == 0 || self.asked.is_some_and(|asked| asked <= priority) {
             return;
         }
+        self.asked = Some(priority);
         let mut state = lock(&self.inner.core.state);
-        let table = &mut state.tiers[self.place.tier.index()].table;
+        let (tier, pool) = (self.place.tier, &self.inner.pool);
+        let table = &mut state.tiers[tier.index()].table;
         for (position, entry) in self.entries.iter().enumerate() {
             let slot = entry.slot.slot;
             // A joined load that has failed already may have left its slot to somebody else: another generation.
             let ours = entry.status == Status::Waiting && table.generation(slot) == entry.slot.generation;
-            if ours && table.state(slot) == SlotState::Reserved {
-                table.start(slot);
-                let load = Load { key: self.key(position), tier: self.place.tier, slot: entry.slot };
-                self.inner.pool.submit(load);
+            match table.state(slot) {
+                SlotState::Reserved if ours => {
+                    table.start(slot);
+                    pool.submit(Load { key: self.key(position), tier, slot: entry.slot }, priority);
+                }
+                SlotState::Loading if ours => pool.promote(tier, entry.slot, priority),
+                _ => {}
             }
         }
     }
 
     /// Waits until another miss has landed, and tells its position; in order of landing. `None` when every miss has
-    /// been told. Submits the misses if that has not been done.
+    /// been told. Asks for the misses if that has not been done.
     ///
-    /// Blocks until a read ends or the lease's token is cancelled.
+    /// Blocks until a read ends, the lease's token is cancelled, or the drive has stalled for longer than allowed.
     ///
     /// # Errors
-    /// Inside: the expert could not be loaded; the others are not affected. [`LoadError::Cancelled`] once, and then
-    /// `None`, if the token is cancelled.
+    /// Inside: the expert could not be loaded; the others are not affected. [`LoadError::Cancelled`] if the token is
+    /// cancelled, or [`LoadError::Stalled`] if [`ReadOptions::stall_limit`](crate::ReadOptions::stall_limit) is over: once,
+    /// and then `None`.
     pub fn next_ready(&mut self) -> Option<Result<usize, LoadError>> {
         self.read_misses();
-        if self.pending == 0 || self.cancelled {
+        if self.pending == 0 || self.gave_up_for.is_some() {
             return None;
         }
         let (told, waited) = self.wait_for_landing();
         self.waited += waited;
-        let Told::Landed(position, result) = told else {
-            self.cancelled = true;
-            return Some(Err(LoadError::Cancelled));
+        let (position, result) = match told {
+            Told::Landed(position, result) => (position, result),
+            Told::GivenUp(error) => {
+                self.gave_up_for = Some(error.clone());
+                return Some(Err(error));
+            }
         };
         self.pending -= 1;
         let entry = &mut self.entries[position];
@@ -236,32 +261,44 @@ impl Lease {
     }
 
     fn wait_for_landing(&self) -> (Told, Duration) {
-        let mut began = None;
+        let ReadOptions { stall_warning, stall_limit, .. } = self.inner.reading;
+        let (mut began, mut next_warning) = (None, stall_warning);
         let mut state = lock(&self.inner.core.state);
         let told = loop {
             if self.token.as_ref().is_some_and(CancelToken::is_cancelled) {
-                break Told::Cancelled;
+                break Told::GivenUp(LoadError::Cancelled);
             }
             if let Some((position, result)) = state.records[self.record].landed.pop_front() {
                 break Told::Landed(position, result);
             }
-            began.get_or_insert_with(Instant::now);
-            state = wait(&self.wake, state);
+            let waited = began.get_or_insert_with(Instant::now).elapsed();
+            if stall_limit.is_some_and(|limit| waited >= limit) {
+                break Told::GivenUp(LoadError::Stalled { waited, slowest: self.inner.pool.slowest() });
+            }
+            if waited >= next_warning {
+                next_warning = waited + stall_warning;
+                drop(state);
+                self.inner.warn_of_stall(stall_warning);
+                state = lock(&self.inner.core.state);
+                continue; // what came meanwhile came with its signal
+            }
+            let until = stall_limit.map_or(next_warning, |limit| limit.min(next_warning));
+            state = wait_for(&self.wake, state, (until - waited).max(SHORTEST_LOOK));
         };
         drop(state);
         (told, began.map_or(Duration::ZERO, |began| began.elapsed()))
     }
 
-    /// Waits until every miss has landed. Submits the misses if that has not been done.
+    /// Waits until every miss has landed. Asks for the misses if that has not been done.
     ///
     /// # Errors
     /// Every expert that could not be loaded, those that [`Lease::next_ready`] told of included, and whether the wait
-    /// was cancelled. The other experts are held and ready.
+    /// was cancelled or the drive has stalled. The other experts are held and ready.
     pub fn wait_all(&mut self) -> Result<(), LoadErrors> {
         while self.next_ready().is_some() {}
-        let cancelled = self.cancelled.then_some(LoadError::Cancelled);
+        let gave_up = self.gave_up_for.clone();
         LoadErrors::check(
-            self.entries.iter().filter_map(|entry| entry.error.clone()).chain(cancelled).collect(),
+            self.entries.iter().filter_map(|entry| entry.error.clone()).chain(gave_up).collect(),
         )
     }
 

@@ -19,7 +19,9 @@ use crate::{
     memory::{Bank, LatchedBank},
     policy::{CachePolicy, PolicyLayer, PolicyScope},
     sources::ExpertSource,
-    store::{Checks, ChecksumMode, LoadErrors, LoadSink, ReaderPool},
+    store::{
+        Checks, ChecksumMode, DriveTelemetry, LoadErrors, LoadSink, ReadOptions, ReadPriority, ReaderPool,
+    },
     sync::{Arc, Condvar, Mutex, MutexGuard, Weak, lock},
 };
 
@@ -29,17 +31,19 @@ const MAX_READERS: u32 = 256;
 /// How a manager works. None of it changes a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManagerOptions {
-    /// Threads that read experts, each one expert at a time: the depth at which the drive is used. Default 4; drives
+    /// Threads that read experts, for each drive that the source lies on: the depth at which it is used. Default 4; drives
     /// differ, so measure. Between 1 and 256.
     pub readers: u32,
     /// When the bytes of an expert are compared with the checksum that its source has. Default: the first time it is read,
     /// where the source has one.
     pub checksums: ChecksumMode,
+    /// Through the page cache or past it, in pieces of what size, and what happens when a drive stalls.
+    pub reading: ReadOptions,
 }
 
 impl Default for ManagerOptions {
     fn default() -> Self {
-        Self { readers: 4, checksums: ChecksumMode::default() }
+        Self { readers: 4, checksums: ChecksumMode::default(), reading: ReadOptions::default() }
     }
 }
 
@@ -62,6 +66,7 @@ pub(super) struct Inner {
     pub(super) core: Arc<Core>,
     pub(super) pool: ReaderPool,
     pub(super) pressure: Pressure,
+    pub(super) reading: ReadOptions,
     plan: ResidencyPlan,
     layers: Vec<LayerPlace>,
 }
@@ -113,10 +118,11 @@ impl ResidencyManager {
             Arc::new(Core { banks: Arc::clone(&banks), state: Mutex::new(state), admission: Condvar::new() });
         let sink: Arc<dyn LoadSink> = Arc::clone(&core) as Arc<dyn LoadSink>;
         let slots = plan.tiers().iter().map(|tier| tier.slots() as usize).sum();
-        let pool = ReaderPool::start(&source, &banks, &sink, checks, readers, slots)
+        let pool = ReaderPool::start(&source, &banks, &sink, checks, readers, &options.reading, slots)
             .map_err(|source| OpenError::Spawn { readers, source })?;
-        let layers = places(&plan);
-        Ok(Self { inner: Arc::new(Inner { core, pool, pressure: Pressure::new(), plan, layers }) })
+        let (layers, reading) = (places(&plan), options.reading.clone());
+        let pressure = Pressure::new();
+        Ok(Self { inner: Arc::new(Inner { core, pool, pressure, reading, plan, layers }) })
     }
 
     /// The plan it was made with.
@@ -178,7 +184,30 @@ impl ResidencyManager {
     /// # Errors
     /// As [`ResidencyManager::admit`].
     pub fn try_admit(&self, layer: LayerId, experts: &[ExpertId]) -> Result<Option<Lease>, LeaseError> {
-        self.inner.try_admit(self.inner.place(layer)?, experts)
+        self.inner.try_admit(self.inner.place(layer)?, experts, Purpose::Demand)
+    }
+
+    /// Begins to read experts that will be wanted: a lease, its misses asked for with `priority`, or `None` if the request
+    /// would have to wait for slots. Does not block.
+    ///
+    /// Whoever wants them makes a request of his own and releases this one after: what is in memory is a hit then, what is
+    /// being read is joined. It is no request in the telemetry, and the policy does not hear of it; an expert that nobody
+    /// has asked for when it is released is not kept. Like every lease it holds working slots: give it up before you wait
+    /// for others.
+    ///
+    /// # Errors
+    /// As [`ResidencyManager::admit`].
+    pub fn begin(
+        &self,
+        layer: LayerId,
+        experts: &[ExpertId],
+        priority: ReadPriority,
+    ) -> Result<Option<Lease>, LeaseError> {
+        let mut lease = self.inner.try_admit(self.inner.place(layer)?, experts, Purpose::Ahead)?;
+        if let Some(lease) = &mut lease {
+            lease.read_ahead(priority);
+        }
+        Ok(lease)
     }
 
     /// Leases experts, calls `on_hits` before the first miss is asked for, and waits until all are in memory.
@@ -259,6 +288,18 @@ impl ResidencyManager {
         snapshot
     }
 
+    /// What was read from each drive since the beginning or the last [`ResidencyManager::drain_drives`], ascending by drive.
+    #[must_use]
+    pub fn drives(&self) -> Vec<DriveTelemetry> {
+        self.inner.pool.drives(false)
+    }
+
+    /// [`ResidencyManager::drives`], and begins anew.
+    #[must_use = "what happened before is forgotten; it is the value returned"]
+    pub fn drain_drives(&self) -> Vec<DriveTelemetry> {
+        self.inner.pool.drives(true)
+    }
+
     /// Ends the manager: later requests are refused, requests that wait are refused now, reads under way are waited
     /// for, and the readers end. Memory is freed with the last handle. Does nothing the second time.
     ///
@@ -298,6 +339,13 @@ impl Inner {
     fn place(&self, layer: LayerId) -> Result<LayerPlace, LeaseError> {
         let found = self.layers.binary_search_by_key(&layer, |place| place.layer);
         found.map(|at| self.layers[at]).map_err(|_| LeaseError::UnknownLayer { layer })
+    }
+
+    /// Warns of the slowest read, if it takes long and that was not said before.
+    pub(super) fn warn_of_stall(&self, limit: Duration) {
+        if let Some(slowest) = self.pool.newly_stalled(limit) {
+            log::warn!("a drive has stalled: {slowest}");
+        }
     }
 
     /// Lets `token` wake this manager's waiters.

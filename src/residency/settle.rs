@@ -39,7 +39,7 @@ impl Lease {
         if leak {
             entries.retain(|entry| entry.status == Status::Waiting || !tier.leak(entry));
         }
-        for entry in entries.iter().filter(|_| !leak) {
+        for entry in entries.iter().filter(|_| !leak && self.purpose != Purpose::Ahead) {
             tier.keep(self.place.position, entry, &mut telemetry.policy);
         }
         for entry in &entries {

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     ids::{SlotId, TierId},
     memory::LatchedBank,
-    store::{Landing, LoadError, LoadSink},
+    store::{Landing, Load, LoadError, LoadSink},
     sync::{Arc, Condvar, Mutex, lock},
 };
 
@@ -204,6 +204,18 @@ impl LoadSink for Core {
         state.tell(tier, slot, &landing.result);
         self.slots_freed(&state.tiers[tier.index()]);
     }
+
+    fn lost(&self, load: Load, error: LoadError) {
+        let mut state = lock(&self.state);
+        let (tier, slot) = (load.tier, load.slot.slot);
+        let table = &mut state.tiers[tier.index()].table;
+        // The read is over, and the latch keeps readers out of a slot that is filled: so it may be used again.
+        if table.generation(slot) == load.slot.generation && table.state(slot) != SlotState::Idle {
+            table.vacate(slot);
+        }
+        state.tell(tier, slot, &Err(error));
+        self.slots_freed(&state.tiers[tier.index()]);
+    }
 }
 
 impl Wake for Core {
@@ -213,5 +225,39 @@ impl Wake for Core {
         for record in &state.records {
             record.wake.notify_all();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        ids::{ExpertId, ExpertKey, LayerId},
+        policy::Lru,
+        residency::{Budget, ManagerOptions, ResidencyManager},
+        sources::ExpertSource,
+    };
+
+    #[test]
+    fn a_load_whose_landing_broke_is_told_to_its_waiters_and_read_anew() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen3_moe-affine4-g64-bf16");
+        let source: Arc<dyn ExpertSource> = crate::sources::open_source(path).unwrap().into();
+        let slots = 4 * source.tiers()[0].layout.slot_bytes();
+        let plan = ResidencyPlan::new(&*source, &Budget { working_slots: 2, ..Budget::new(slots) }).unwrap();
+        let banks = plan.anonymous_banks().unwrap();
+        let manager =
+            ResidencyManager::new(source, plan, banks, Lru::boxed, &ManagerOptions::default()).unwrap();
+        let (layer, expert, core) = (LayerId(0), ExpertId(3), &manager.inner.core);
+        let mut lease = manager.admit(layer, &[expert]).unwrap();
+        let (tier, slot) = (lease.tier(), lease.slot(0));
+        lock(&core.state).tiers[tier.index()].table.start(slot.slot); // as if a reader had it
+        let key = ExpertKey::new(layer, expert);
+        core.lost(Load { key, tier, slot }, LoadError::Panicked { key, message: "broken".into() });
+        let error = lease.wait_all().unwrap_err();
+        assert!(matches!(error.errors(), [LoadError::Panicked { .. }]), "{error}");
+        drop(lease);
+        manager.check_invariants();
+        manager.lease_with(layer, &[expert, ExpertId(4)], |_| {}).unwrap().release().unwrap();
+        manager.check_invariants();
     }
 }

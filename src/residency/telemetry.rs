@@ -2,12 +2,7 @@
 
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
-
-use crate::store::{Landing, ReadTally};
-
-/// Times longer than a minute count as a minute.
-const MAX_TIME_NS: u64 = 60_000_000_000;
+use crate::store::{Landing, ReadTally, Recorder, Times};
 
 /// Requests by callers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,24 +74,6 @@ pub struct SlotCounts {
     pub leases: u64,
 }
 
-/// A distribution of times in nanoseconds, exact to 1 %. Longer than a minute counts as a minute.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Times {
-    /// How many were recorded.
-    pub count: u64,
-    /// Their sum.
-    pub total_ns: u64,
-    /// Half of them were at most this long.
-    pub p50_ns: u64,
-    /// 95 % were at most this long.
-    pub p95_ns: u64,
-    /// 99 % were at most this long.
-    pub p99_ns: u64,
-    /// The longest.
-    pub max_ns: u64,
-}
-
 /// Counts and times since the beginning or the last drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -111,7 +88,7 @@ pub struct TelemetrySnapshot {
     pub policy: PolicyCounts,
     /// The slots now.
     pub slots: SlotCounts,
-    /// Reading one expert, taken by the reader around its reads: no waiting in the queue.
+    /// Reading one expert, from the beginning of its first read to the end of its last: no waiting before the first.
     pub read_time: Times,
     /// Waiting for reads, taken by the requester: one record for each request that had misses, 0 if all was hidden.
     pub wait_time: Times,
@@ -132,12 +109,6 @@ pub(super) struct Telemetry {
     wait_time: Recorder,
     admission_time: Recorder,
     forward_time: Recorder,
-}
-
-#[derive(Debug)]
-struct Recorder {
-    histogram: Histogram<u64>,
-    total_ns: u64,
 }
 
 impl Telemetry {
@@ -161,7 +132,7 @@ impl Telemetry {
 
     pub(super) fn landed(&mut self, landing: &Landing, pinned: bool, kept: bool) {
         let counts = self.reads(pinned);
-        let ReadTally { reads, bytes, short, interrupted } = landing.tally;
+        let ReadTally { reads, bytes, short, interrupted, .. } = landing.tally;
         counts.reads += reads;
         counts.bytes += bytes;
         counts.short += short;
@@ -211,36 +182,7 @@ impl Telemetry {
         for recorder in
             [&mut self.read_time, &mut self.wait_time, &mut self.admission_time, &mut self.forward_time]
         {
-            recorder.histogram.reset();
-            recorder.total_ns = 0;
-        }
-    }
-}
-
-impl Recorder {
-    fn new() -> Self {
-        let histogram = Histogram::new_with_bounds(1, MAX_TIME_NS, 2).expect("constant bounds are valid");
-        Self { histogram, total_ns: 0 }
-    }
-
-    fn record_duration(&mut self, time: Duration) {
-        self.record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
-    }
-
-    fn record(&mut self, time_ns: u64) {
-        let time_ns = time_ns.min(MAX_TIME_NS);
-        self.histogram.saturating_record(time_ns);
-        self.total_ns = self.total_ns.saturating_add(time_ns);
-    }
-
-    fn times(&self) -> Times {
-        Times {
-            count: self.histogram.len(),
-            total_ns: self.total_ns,
-            p50_ns: self.histogram.value_at_quantile(0.50),
-            p95_ns: self.histogram.value_at_quantile(0.95),
-            p99_ns: self.histogram.value_at_quantile(0.99),
-            max_ns: self.histogram.max(),
+            recorder.reset();
         }
     }
 }
@@ -248,6 +190,7 @@ impl Recorder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::MAX_TIME_NS;
 
     #[test]
     fn percentiles_are_exact_to_a_percent_and_bounded_at_a_minute() {

@@ -286,6 +286,22 @@ impl ExpertSource for Checksummed {
         self.inner.path(file)
     }
 
+    fn read_direct_at(&self, file: FileId, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        self.inner.read_direct_at(file, buffer, offset_bytes)
+    }
+
+    fn forget(&self, file: FileId, offset_bytes: u64, len_bytes: u64) {
+        self.inner.forget(file, offset_bytes, len_bytes);
+    }
+
+    fn drive(&self, file: FileId) -> u64 {
+        self.inner.drive(file)
+    }
+
+    fn mirror(&self, file: FileId) -> Option<FileId> {
+        self.inner.mirror(file)
+    }
+
     fn checksum(&self, key: ExpertKey) -> Option<u64> {
         self.checksums.get(key)
     }

@@ -102,6 +102,18 @@ impl ExpertSource for Colibri {
         self.tensors.path(file)
     }
 
+    fn read_direct_at(&self, file: FileId, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        self.tensors.file(file).read_direct_at(buffer, offset_bytes)
+    }
+
+    fn forget(&self, file: FileId, offset_bytes: u64, len_bytes: u64) {
+        self.tensors.file(file).forget(offset_bytes, len_bytes);
+    }
+
+    fn drive(&self, file: FileId) -> u64 {
+        self.tensors.file(file).drive()
+    }
+
     fn changed(&self, file: FileId) -> Option<FileChange> {
         self.tensors.changed(file)
     }

@@ -5,10 +5,11 @@ use std::{
     fs::{File, Metadata},
     io,
     path::{Path, PathBuf},
+    sync::OnceLock,
     time::SystemTime,
 };
 
-use crate::ids::FileId;
+use crate::{ids::FileId, os};
 
 /// How a file differs from what it was when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub(super) struct SourceFile {
     len_bytes: u64,
     modified: Option<SystemTime>,
     identity: Option<(u64, u64)>,
+    /// The same file, opened for direct reads when the first is asked for; or why it cannot be.
+    direct: OnceLock<Result<File, io::ErrorKind>>,
 }
 
 impl SourceFile {
@@ -61,7 +64,7 @@ impl SourceFile {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
         let (modified, identity) = (metadata.modified().ok(), identity(&metadata));
-        Ok(Self { path, file, len_bytes: metadata.len(), modified, identity })
+        Ok(Self { path, file, len_bytes: metadata.len(), modified, identity, direct: OnceLock::new() })
     }
 
     /// How it differs from what it was when it was opened, as far as the system tells. Asks the system twice.
@@ -95,6 +98,32 @@ impl SourceFile {
     /// One positional read; 0 at the end of the file, also when it was cut after it was opened.
     pub(super) fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
         read_at(&self.file, buffer, offset_bytes)
+    }
+
+    /// One positional read past the page cache, as [`ExpertSource::read_direct_at`](super::ExpertSource::read_direct_at)
+    /// has it.
+    pub(super) fn read_direct_at(&self, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        match self.direct.get_or_init(|| self.open_direct()) {
+            Ok(file) => read_at(file, buffer, offset_bytes),
+            Err(kind) => Err((*kind).into()),
+        }
+    }
+
+    /// Whatever keeps it from being opened so, it can still be read: hence never another kind than unsupported.
+    fn open_direct(&self) -> Result<File, io::ErrorKind> {
+        let direct = os::open_direct(&self.path).map_err(|_| io::ErrorKind::Unsupported)?;
+        let same = direct.metadata().is_ok_and(|metadata| identity(&metadata) == self.identity);
+        if same { Ok(direct) } else { Err(io::ErrorKind::Unsupported) }
+    }
+
+    /// Lets the system drop bytes from the page cache.
+    pub(super) fn forget(&self, offset_bytes: u64, len_bytes: u64) {
+        os::forget_pages(&self.file, offset_bytes, len_bytes);
+    }
+
+    /// The number of the drive it lies on; 0 where the system has no such thing.
+    pub(super) fn drive(&self) -> u64 {
+        self.identity.map_or(0, |(drive, _)| drive)
     }
 
     /// Fills `buffer`, repeating short and interrupted reads.
@@ -183,5 +212,5 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
         let _ = std::fs::remove_file(&beside);
         return Err(error);
     }
-    crate::os::sync_directory_of(path)
+    os::sync_directory_of(path)
 }

@@ -99,6 +99,10 @@ impl ExpertSource for Mapped {
         self.inner.path(file)
     }
 
+    fn drive(&self, file: FileId) -> u64 {
+        self.inner.drive(file)
+    }
+
     fn checksum(&self, key: ExpertKey) -> Option<u64> {
         self.inner.checksum(key)
     }

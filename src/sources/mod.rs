@@ -31,6 +31,10 @@ use crate::{
     ids::{ExpertKey, FileId, LayerId, TierId},
 };
 
+/// What addresses, lengths and offsets of direct reads are multiples of: a page of most systems, and no less than the
+/// blocks of any drive.
+pub const DIRECT_ALIGNMENT_BYTES: u64 = 4096;
+
 /// A group of layers whose experts share one geometry.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tier {
@@ -87,6 +91,35 @@ pub trait ExpertSource: Send + Sync + fmt::Debug {
 
     /// The path of a file, for messages.
     fn path(&self, file: FileId) -> &Path;
+
+    /// Reads as [`ExpertSource::read_at`], but past the page cache. The buffer's address and length, and `offset_bytes`, are
+    /// multiples of [`DIRECT_ALIGNMENT_BYTES`]. Default: unsupported.
+    ///
+    /// # Errors
+    /// `Unsupported` or `InvalidInput` where the file cannot be read so: it is read by `read_at` then. Whatever else the
+    /// system answers is an error as that of `read_at`.
+    fn read_direct_at(&self, file: FileId, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        let _ = (file, buffer, offset_bytes);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Tells the system that these bytes need not stay in the page cache. Only advice. Default: nothing.
+    fn forget(&self, file: FileId, offset_bytes: u64, len_bytes: u64) {
+        let _ = (file, offset_bytes, len_bytes);
+    }
+
+    /// The drive that a file lies on, by a number that all its files share: each drive has readers of its own. Default: 0.
+    fn drive(&self, file: FileId) -> u64 {
+        let _ = file;
+        0
+    }
+
+    /// Another file of the source with the same bytes at the same offsets, on another drive, from which they may be read as
+    /// well. Default: there is none.
+    fn mirror(&self, file: FileId) -> Option<FileId> {
+        let _ = file;
+        None
+    }
 
     /// What [`record_checksum`](crate::record_checksum) of expert `key` should be, where the source knows it. Default:
     /// it does not.

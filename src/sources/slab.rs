@@ -102,6 +102,18 @@ impl ExpertSource for SlabSource {
         self.files.get(file).path()
     }
 
+    fn read_direct_at(&self, file: FileId, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        self.files.get(file).read_direct_at(buffer, offset_bytes)
+    }
+
+    fn forget(&self, file: FileId, offset_bytes: u64, len_bytes: u64) {
+        self.files.get(file).forget(offset_bytes, len_bytes);
+    }
+
+    fn drive(&self, file: FileId) -> u64 {
+        self.files.get(file).drive()
+    }
+
     fn checksum(&self, key: ExpertKey) -> Option<u64> {
         self.checksums.0.get(self.experts.position(key)?).copied()
     }

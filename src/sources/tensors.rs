@@ -235,6 +235,11 @@ impl TensorIndex {
         self.files.get(file).read_at(buffer, offset_bytes)
     }
 
+    /// An open file.
+    pub(super) fn file(&self, file: FileId) -> &SourceFile {
+        self.files.get(file)
+    }
+
     /// As [`ExpertSource::changed`](super::ExpertSource::changed) has it.
     pub(super) fn changed(&self, file: FileId) -> Option<FileChange> {
         self.files.get(file).changed()

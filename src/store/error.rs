@@ -1,6 +1,6 @@
 //! Experts that could not be loaded.
 
-use std::{fmt, io, path::PathBuf};
+use std::{fmt, io, path::PathBuf, time::Duration};
 
 use crate::{ids::ExpertKey, sources::FileChange, sync::Arc};
 
@@ -104,7 +104,22 @@ pub enum LoadError {
         /// Size of the slot.
         slot_bytes: u64,
     },
-    /// The source panicked. The reader goes on.
+    /// Two segments of an expert go to the same bytes of the slot.
+    #[error(
+        "segments of {key} overlap in its slot: {first_len_bytes} B at {first_offset_bytes} B, and another at \
+         {second_offset_bytes} B"
+    )]
+    Overlap {
+        /// The expert.
+        key: ExpertKey,
+        /// Where the first of them goes.
+        first_offset_bytes: u64,
+        /// How long it is.
+        first_len_bytes: u64,
+        /// Where the second goes.
+        second_offset_bytes: u64,
+    },
+    /// The source panicked, or, which would be a bug, the code that takes what was read. The reader goes on.
     #[error("the source panicked while it read {key}: {message}")]
     Panicked {
         /// The expert.
@@ -112,9 +127,44 @@ pub enum LoadError {
         /// The panic's message.
         message: String,
     },
+    /// Nothing has landed for as long as [`ReadOptions::stall_limit`](crate::ReadOptions::stall_limit) allows. Reads under
+    /// way go on; their slots are used again when they have returned.
+    #[error("no expert of a lease has landed for {:.1} s{}", waited.as_secs_f64(), slowest_note(slowest))]
+    Stalled {
+        /// How long the lease has waited.
+        waited: Duration,
+        /// The slowest read under way, of this request or of another.
+        slowest: Option<SlowRead>,
+    },
     /// The wait was cancelled. What has been read stays consistent.
     #[error("the wait for experts of a lease was cancelled")]
     Cancelled,
+}
+
+/// A read that takes long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SlowRead {
+    /// The expert that is read.
+    pub key: ExpertKey,
+    /// The file.
+    pub path: PathBuf,
+    /// Where in the file the read began.
+    pub offset_bytes: u64,
+    /// How long it has taken up to now.
+    pub time: Duration,
+}
+
+impl fmt::Display for SlowRead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, path, offset_bytes, time } = self;
+        let seconds = time.as_secs_f64();
+        write!(f, "{key} at offset {offset_bytes} B of {}, under way for {seconds:.1} s", path.display())
+    }
+}
+
+fn slowest_note(slowest: &Option<SlowRead>) -> String {
+    slowest.as_ref().map_or(String::new(), |read| format!("; the slowest read is {read}"))
 }
 
 /// The end of a message: how a file has changed.

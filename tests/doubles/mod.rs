@@ -40,7 +40,14 @@ pub struct TestSource {
     pub without: Option<ExpertKey>,
     record_bytes: Vec<u64>,
     behaviour: Behaviour,
+    /// The drive of each file; those beyond its end are on drive 0.
+    pub drives: Vec<u64>,
+    /// Whether file n + 100 has the same bytes as file n. Its reads are told by layer n + 100.
+    pub mirrored: bool,
 }
+
+/// What a mirror's file number is more than that of the first copy.
+pub const MIRROR: u32 = 100;
 
 impl fmt::Debug for TestSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -107,7 +114,16 @@ impl TestSource {
         let record_bytes =
             layers.iter().map(|layer| tiers[layer.tier.index()].layout.record_bytes()).collect();
         let behaviour = Box::new(|_| Read::Full);
-        Self { tiers, layers, segments, record_bytes, without: None, behaviour }
+        Self {
+            tiers,
+            layers,
+            segments,
+            record_bytes,
+            without: None,
+            behaviour,
+            drives: Vec::new(),
+            mirrored: false,
+        }
     }
 
     pub fn behaving(self, behaviour: impl Fn(ExpertKey) -> Read + Send + Sync + 'static) -> Self {
@@ -178,7 +194,8 @@ impl ExpertSource for TestSource {
     }
 
     fn read_at(&self, file: FileId, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
-        let expert = u32::try_from(offset_bytes / self.record_bytes[file.index()]).unwrap();
+        let copy = FileId(file.0 % MIRROR);
+        let expert = u32::try_from(offset_bytes / self.record_bytes[copy.index()]).unwrap();
         let len = match (self.behaviour)(key(file.0, expert)) {
             Read::Full => buffer.len(),
             Read::Short(len) => len.clamp(1, buffer.len()),
@@ -187,12 +204,21 @@ impl ExpertSource for TestSource {
             Read::Claim(len) => return Ok(len),
             Read::Panic => panic!("the source broke"),
         };
-        content(file, offset_bytes, &mut buffer[..len]);
+        content(copy, offset_bytes, &mut buffer[..len]);
         Ok(len)
     }
 
+    fn drive(&self, file: FileId) -> u64 {
+        self.drives.get(file.index()).copied().unwrap_or(u64::from(file.0 / MIRROR))
+    }
+
+    fn mirror(&self, file: FileId) -> Option<FileId> {
+        self.mirrored.then_some(FileId(file.0 + MIRROR))
+    }
+
     fn path(&self, file: FileId) -> &Path {
-        [Path::new("layer-0.bin"), Path::new("layer-1.bin"), Path::new("layer-n.bin")][file.index().min(2)]
+        let names = ["layer-0.bin", "layer-1.bin", "layer-n.bin"];
+        Path::new(if file.0 >= MIRROR { "mirror.bin" } else { names[file.index().min(2)] })
     }
 }
 
