@@ -40,6 +40,22 @@ impl ExpertSource for FirstLayers {
         self.whole.read_at(file, buffer, offset_bytes)
     }
 
+    fn read_direct_at(&self, file: FileId, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        self.whole.read_direct_at(file, buffer, offset_bytes)
+    }
+
+    fn forget(&self, file: FileId, offset_bytes: u64, len_bytes: u64) {
+        self.whole.forget(file, offset_bytes, len_bytes);
+    }
+
+    fn drive(&self, file: FileId) -> u64 {
+        self.whole.drive(file)
+    }
+
+    fn mirror(&self, file: FileId) -> Option<FileId> {
+        self.whole.mirror(file)
+    }
+
     fn path(&self, file: FileId) -> &Path {
         self.whole.path(file)
     }

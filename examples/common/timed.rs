@@ -80,6 +80,25 @@ impl ExpertSource for Timed {
         read
     }
 
+    fn read_direct_at(&self, file: FileId, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        self.reads().begin();
+        let read = self.source.read_direct_at(file, buffer, offset_bytes);
+        self.reads().end(*read.as_ref().unwrap_or(&0));
+        read
+    }
+
+    fn forget(&self, file: FileId, offset_bytes: u64, len_bytes: u64) {
+        self.source.forget(file, offset_bytes, len_bytes);
+    }
+
+    fn drive(&self, file: FileId) -> u64 {
+        self.source.drive(file)
+    }
+
+    fn mirror(&self, file: FileId) -> Option<FileId> {
+        self.source.mirror(file)
+    }
+
     fn path(&self, file: FileId) -> &Path {
         self.source.path(file)
     }

@@ -70,7 +70,8 @@ pub struct Segment {
 
 /// Which file ranges make an expert. Opened from headers alone; shared by every reader thread.
 ///
-/// A source must not change its answers while it is open: the bank and the plan are made from them.
+/// A source must not change its answers while it is open: the bank and the plan are made from them. A source that wraps
+/// another forwards the methods with a default body too, or what they do is lost.
 pub trait ExpertSource: Send + Sync + fmt::Debug {
     /// The geometries that occur. At least one.
     fn tiers(&self) -> &[Tier];
