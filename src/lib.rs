@@ -98,7 +98,10 @@ pub use compute::host::{
     HostActivations, HostError, HostFamily, HostIsa, HostJob, HostOptions, HostSupport, HostThreads, convert,
 };
 pub use compute::{ComputeError, oracle};
-pub use executor::{ExecuteError, ExecutorOpenError, ExecutorOptions, Family, StreamedExpertExecutor};
+pub use executor::{
+    EndedTurn, ExecuteError, ExecutorOpenError, ExecutorOptions, Family, RecordOptions, StreamedExpertExecutor,
+    TurnError,
+};
 pub use formats::{
     Activation, ConfigError, DecodeError, ExpertGeometry, ExpertView, FloatType, GeometryError, HeaderError,
     Origin, OriginFile, Part, Projection, ProjectionGeometry, Quantisation, SlabError, SlotLayout,
@@ -131,7 +134,9 @@ pub use store::{
     ChecksumMode, DriveTelemetry, LoadError, LoadErrors, ReadMode, ReadOptions, ReadPriority, SlowRead, Times,
 };
 pub use traces::{Trace, TraceError, TraceLayer, TraceRequest};
-pub use usage::{DamagedLedger, LedgerError, PinOptions, UsageLedger, plan_pins};
+pub use usage::{
+    DamagedLedger, LedgerError, PinOptions, PinSwap, SwapOptions, UsageLedger, plan_pins, plan_swaps,
+};
 
 /// The MLX bindings this crate was built with: `links = "mlx"` allows one version in a program, so use this one.
 #[cfg(feature = "mlx")]

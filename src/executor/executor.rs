@@ -5,6 +5,7 @@ use std::time::Instant;
 use super::{
     ExecuteError, ExecutorOpenError, ExecutorOptions, Family, LayerShape,
     families::{Families, TierCompute, TierForward},
+    notes::{EndedTurn, Notes, TurnError},
     run_waves,
 };
 #[cfg(feature = "mlx")]
@@ -16,6 +17,7 @@ use crate::{
     sources::ExpertSource,
     store::ReadPriority,
     sync::Arc,
+    usage::{DamagedLedger, UsageLedger},
 };
 
 /// Runs the routed experts of a source's layers, streaming those that are not resident.
@@ -31,12 +33,11 @@ pub struct StreamedExpertExecutor {
     source: Arc<dyn ExpertSource>,
     manager: ResidencyManager,
     tiers: Vec<TierCompute>,
-    /// Working slots of each tier: the most experts that are under way at once.
-    working: Vec<usize>,
     /// What is read before it is asked for.
     ahead: Option<Lease>,
     /// How often each expert was used, for each of the source's layers.
     usage: Vec<Vec<u64>>,
+    notes: Notes,
 }
 
 impl StreamedExpertExecutor {
@@ -47,23 +48,24 @@ impl StreamedExpertExecutor {
     /// source's formats, memory that the system or MLX refuses, pinned experts that cannot be read.
     pub fn open(source: Arc<dyn ExpertSource>, options: &ExecutorOptions) -> Result<Self, ExecutorOpenError> {
         let plan = ResidencyPlan::new(&*source, &options.budget)?;
-        let (mut banks, mut tiers, mut working) = (Vec::new(), Vec::new(), Vec::new());
+        let notes = Notes::open(&*source, options)?;
+        let (mut banks, mut tiers) = (Vec::new(), Vec::new());
         let mut families = Families::new(options.family, options.host.clone())?;
         for (tier, sizes) in source.tiers().iter().zip(plan.tiers()) {
             let (bank, compute) = families.tier(tier, sizes.slots())?;
             banks.push(bank);
             tiers.push(compute);
-            working.push(sizes.working_slots() as usize);
         }
         let manager =
             ResidencyManager::new(Arc::clone(&source), plan, banks, options.policy, &options.manager)?;
         manager.preload_pins()?;
         let usage = source.layers().iter().map(|layer| vec![0; layer.experts as usize]).collect();
-        Ok(Self { source, manager, tiers, working, ahead: None, usage })
+        Ok(Self { source, manager, tiers, ahead: None, usage, notes })
     }
 
     /// Another executor on the same slots, readers and budget, for a request in another thread. What one loads is a hit
-    /// for the other. Its [`usage`](StreamedExpertExecutor::usage) begins at 0.
+    /// for the other. They count into one ledger and write routes into one file. Its
+    /// [`usage`](StreamedExpertExecutor::usage) begins at 0.
     ///
     /// Nothing is read or allocated for experts. Requests that together want more working slots than there are wait for
     /// one another, holding nothing.
@@ -73,9 +75,9 @@ impl StreamedExpertExecutor {
             source: Arc::clone(&self.source),
             manager: self.manager.clone(),
             tiers: self.tiers.clone(),
-            working: self.working.clone(),
             ahead: None,
             usage: self.usage.iter().map(|layer| vec![0; layer.len()]).collect(),
+            notes: self.notes.share(),
         }
     }
 
@@ -129,7 +131,7 @@ impl StreamedExpertExecutor {
         self.record(plan, layer);
         let tier = shape.layer.tier.index();
         let mut forward = self.tiers[tier].begin_rows(&shape, plan, input, shared)?;
-        run(&self.manager, layer, plan, self.working[tier], &mut self.ahead, &mut forward)?;
+        run(&self.manager, layer, plan, &mut self.ahead, &mut forward)?;
         let output = forward.into_rows(shared)?;
         self.manager.record_forward(start.elapsed());
         Ok(output)
@@ -162,7 +164,7 @@ impl StreamedExpertExecutor {
         self.record(plan, layer);
         let tier = shape.layer.tier.index();
         let mut forward = self.tiers[tier].begin_array(&shape, plan, input, shared)?;
-        run(&self.manager, layer, plan, self.working[tier], &mut self.ahead, &mut forward)?;
+        run(&self.manager, layer, plan, &mut self.ahead, &mut forward)?;
         let output = forward.into_array(input, shared)?;
         self.manager.record_forward(start.elapsed());
         Ok(output)
@@ -174,6 +176,32 @@ impl StreamedExpertExecutor {
             let count = &mut self.usage[index][job.expert.index()];
             *count = count.saturating_add(job.rows() as u64);
         }
+        self.notes.forward(layer, plan);
+    }
+
+    /// What was wrong with the file of the usage ledger, which was begun anew then; it is replaced when it is saved.
+    #[must_use]
+    pub fn damaged_ledger(&self) -> Option<&DamagedLedger> {
+        self.notes.damaged_ledger()
+    }
+
+    /// The usage ledger as it is now; `None` if the executor has none.
+    #[must_use]
+    pub fn ledger(&self) -> Option<UsageLedger> {
+        self.notes.ledger()
+    }
+
+    /// Ends a turn (a request answered, say): the ledger's heat decays, pinned experts are swapped if that was asked for,
+    /// and the ledger is saved. Call it between forwards, once for all executors that share their slots. Does nothing
+    /// without a ledger, but to tell that routes could not be written.
+    ///
+    /// Blocks until the ledger is on disk.
+    ///
+    /// # Errors
+    /// A ledger that could not be saved: what it has counted is kept, and saved by the next call. Routes that could not be
+    /// written, told once: recording has ended then.
+    pub fn end_turn(&mut self) -> Result<EndedTurn, TurnError> {
+        self.notes.end_turn(&self.manager)
     }
 
     /// Begins to read experts that a later call will want, most likely those of the next layer; call it before the current
@@ -210,10 +238,11 @@ fn run(
     manager: &ResidencyManager,
     layer: LayerId,
     plan: &BatchPlan,
-    working: usize,
     ahead: &mut Option<Lease>,
     forward: &mut TierForward<'_>,
 ) -> Result<(), ExecuteError> {
     manager.safe_point().map_err(ExecuteError::Pressure)?;
+    // Leaked leases make it smaller. With nothing left, the request says so.
+    let working = manager.request_limit(layer).unwrap_or(0).max(1) as usize;
     run_waves(manager, layer, plan, working, ahead, forward)
 }

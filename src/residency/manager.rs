@@ -10,7 +10,7 @@ use super::{
     lease::Lease,
     plan::ResidencyPlan,
     pressure::Pressure,
-    state::{Core, State},
+    state::{Core, State, TierState},
     table::{Place, Role, SlotState},
     telemetry::TelemetrySnapshot,
 };
@@ -23,6 +23,7 @@ use crate::{
         Checks, ChecksumMode, DriveTelemetry, LoadErrors, LoadSink, ReadOptions, ReadPriority, ReaderPool,
     },
     sync::{Arc, Condvar, Mutex, MutexGuard, Weak, lock},
+    usage::PinSwap,
 };
 
 /// More readers than any drive has use for.
@@ -265,6 +266,38 @@ impl ResidencyManager {
     pub fn resident_experts(&self, layer: LayerId) -> Vec<ExpertId> {
         let experts = self.inner.place(layer).map_or(0, |place| place.experts);
         (0..experts).map(ExpertId).filter(|&expert| self.is_resident(ExpertKey::new(layer, expert))).collect()
+    }
+
+    /// The pinned experts of a layer, ascending: the plan's, but for those that were swapped. In memory or not.
+    #[must_use]
+    pub fn pinned_experts(&self, layer: LayerId) -> Vec<ExpertId> {
+        let Ok(place) = self.inner.place(layer) else { return Vec::new() };
+        self.inner.state().tiers[place.tier.index()].table.pinned(place.position).collect()
+    }
+
+    /// Lets resident experts take the place of pinned ones ([`plan_swaps`](crate::plan_swaps)), which are resident then:
+    /// nothing is read, moved or freed, and leases are not touched. Swaps that make no sense (any more) are passed over.
+    /// How many were made.
+    pub fn swap_pins(&self, swaps: &[PinSwap]) -> u64 {
+        let mut state = self.inner.state();
+        let State { tiers, telemetry, .. } = &mut *state;
+        let mut swapped = 0;
+        for &PinSwap { layer, pinned, resident } in swaps {
+            let Ok(place) = self.inner.place(layer) else { continue };
+            if pinned.0.max(resident.0) >= place.experts {
+                continue;
+            }
+            let TierState { table, advisor, .. } = &mut tiers[place.tier.index()];
+            let at = |expert| Place { layer: place.position, expert };
+            let Some(kept) = table.swap_pin(at(pinned), at(resident)) else { continue };
+            advisor.removed(ExpertKey::new(layer, resident), &mut telemetry.policy);
+            if kept {
+                advisor.inserted(ExpertKey::new(layer, pinned), &mut telemetry.policy);
+            }
+            swapped += 1;
+        }
+        telemetry.policy.pin_swaps += swapped;
+        swapped
     }
 
     /// Records how long a whole forward took.

@@ -78,7 +78,7 @@ pub(super) struct LayerSlots {
 ///    `disabled`, once), and have no leases.
 /// 3. A working slot without leases is idle, or is loading for nobody.
 /// 4. Resident slots are ready, and `resident` counts them for each layer; no layer has more than `planned`.
-/// 5. Pinned slots are those of the plan, and keep their experts.
+/// 5. Each layer has as many pinned slots as the plan says; they keep their experts until they are swapped for others.
 /// 6. `disabled` ≤ Σ over layers of planned − max(allowed, resident): so when no lease is held and no read under way,
 ///    at least `working` slots are free, and a request for that many is admitted.
 #[derive(Debug)]
@@ -259,6 +259,32 @@ impl SlotTable {
         if let Some(place) = promoted.key {
             self.layers[place.layer].resident += 1;
         }
+    }
+
+    /// Resident → pinned, and a pinned expert of the same layer → resident, or → nothing if it has never been read. Both
+    /// stay where they are, leased or not. Whether the second is resident now; `None` and no change unless the one is
+    /// resident, the other pinned, and no read of it under way.
+    pub(super) fn swap_pin(&mut self, pinned: Place, resident: Place) -> Option<bool> {
+        let (old, new) = (self.find(pinned)?, self.find(resident)?);
+        let roles = (self.role(old), self.role(new));
+        let unread = self.state(old) == SlotState::Reserved && self.leases(old) == 0;
+        let settled = self.state(old) == SlotState::Ready || unread;
+        if pinned.layer != resident.layer || roles != (Role::Pinned, Role::Resident) || !settled {
+            return None;
+        }
+        self.slots[new.index()].role = Role::Pinned;
+        self.slots[old.index()].role = Role::Resident;
+        if unread {
+            self.vacate(old);
+        }
+        Some(!unread)
+    }
+
+    /// The pinned experts of a layer, ascending.
+    pub(super) fn pinned(&self, layer: usize) -> impl Iterator<Item = ExpertId> + '_ {
+        let LayerSlots { first, experts, .. } = self.layers[layer];
+        let slots = (0..).map(ExpertId).zip(&self.index[first..first + experts as usize]);
+        slots.filter(|(_, slot)| slot.is_some_and(|slot| self.role(slot) == Role::Pinned)).map(|(id, _)| id)
     }
 
     /// Sets how many residents memory pressure leaves a layer.

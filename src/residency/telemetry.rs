@@ -54,6 +54,8 @@ pub struct PolicyCounts {
     pub bypasses: u64,
     /// Experts that gave way to memory pressure.
     pub pressure_evictions: u64,
+    /// Pinned experts that gave their place to resident ones.
+    pub pin_swaps: u64,
     /// Answers of a policy that the table refused, panics included.
     pub violations: u64,
 }
