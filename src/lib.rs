@@ -108,7 +108,7 @@ pub use formats::{
     decode_floats, dequantise_row, record_checksum,
 };
 pub use ids::{ExpertId, ExpertKey, FileId, Generation, LayerId, SlotId, SlotRef, TierId};
-pub use memory::{Bank, BankError, BankMemory, MemoryInfo, SLOT_ALIGNMENT_BYTES};
+pub use memory::{Bank, BankError, BankMemory, MemoryInfo, PressureLevel, SLOT_ALIGNMENT_BYTES};
 pub use packing::{
     BadRecord, PackError, PackOptions, PackProgress, PackReport, VerifyError, VerifyOptions, VerifyProgress,
     VerifyReport, pack, verify,
@@ -119,7 +119,7 @@ pub use policy::{
 pub use recorder::{RecorderError, RecorderLimits, RouteRecorder};
 pub use replay::{Bounds, HitCounts, Machine, ReplaySlots, Replayed, belady, bounds, replay, replay_from};
 pub use residency::{
-    Budget, CancelToken, CloseError, LayerPlan, Lease, LeaseError, ManagerOptions, NotReady, OpenError,
+    Budget, CancelToken, CloseError, GovernorOptions, LayerPlan, Lease, LeaseError, ManagerOptions, NotReady, OpenError,
     PlanError, PolicyCounts, PressureError, ReadCounts, ReleaseFailure, RequestCounts, ResidencyManager,
     ResidencyPlan, SafePoint, SlotCounts, TelemetrySnapshot, TierNeed, TierPlan,
 };

@@ -4,6 +4,7 @@ mod admission;
 mod advisor;
 mod cancel;
 mod error;
+mod governor;
 mod lease;
 mod manager;
 #[cfg(all(test, streamed_experts_loom))]
@@ -19,6 +20,7 @@ mod telemetry;
 
 pub use cancel::CancelToken;
 pub use error::{CloseError, LeaseError, OpenError};
+pub use governor::GovernorOptions;
 pub use lease::{Lease, NotReady};
 pub use manager::{ManagerOptions, ResidencyManager};
 pub use plan::{Budget, LayerPlan, ResidencyPlan, TierPlan};

@@ -70,6 +70,8 @@ pub struct SlotCounts {
     pub resident_bytes: u64,
     /// Slots that memory pressure took out of use.
     pub disabled: u64,
+    /// Of these, those whose memory was not given back: it cannot be, or the system refused it and will be asked again.
+    pub unreleased: u64,
     /// Slots lost to leaked leases.
     pub leaked: u64,
     /// Leases that are held.
