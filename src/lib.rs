@@ -99,8 +99,8 @@ pub use compute::host::{
 };
 pub use compute::{ComputeError, oracle};
 pub use executor::{
-    EndedTurn, ExecuteError, ExecutorOpenError, ExecutorOptions, Family, RecordOptions, StreamedExpertExecutor,
-    TurnError,
+    EndedTurn, ExecuteError, ExecutorOpenError, ExecutorOptions, Family, ForesightCounts, RecordOptions,
+    StreamedExpertExecutor, TurnError,
 };
 pub use formats::{
     Activation, ConfigError, DecodeError, ExpertGeometry, ExpertView, FloatType, GeometryError, HeaderError,
@@ -119,11 +119,14 @@ pub use policy::{
 pub use recorder::{RecorderError, RecorderLimits, RouteRecorder};
 pub use replay::{Bounds, HitCounts, Machine, ReplaySlots, Replayed, belady, bounds, replay, replay_from};
 pub use residency::{
-    Budget, CancelToken, CloseError, GovernorOptions, LayerPlan, Lease, LeaseError, ManagerOptions, NotReady, OpenError,
+    AheadCounts, Budget, CancelToken, CloseError, GovernorOptions, LayerPlan, Lease, LeaseError, ManagerOptions, NotReady, OpenError,
     PlanError, PolicyCounts, PressureError, ReadCounts, ReleaseFailure, RequestCounts, ResidencyManager,
     ResidencyPlan, SafePoint, SlotCounts, TelemetrySnapshot, TierNeed, TierPlan,
 };
-pub use routing::{BatchPlan, ExpertUse, Job, NoAuxTc, RankedPair, RouteError, Router, RouterError, Routes};
+pub use routing::{
+    BatchPlan, ExpertUse, Job, LookAhead, LookAheadError, NoAuxTc, RankedPair, RouteError, Router, RouterError,
+    Routes,
+};
 pub use safetensors::Dtype;
 pub use sources::{
     Checksummed, ChecksumsError, Colibri, ColibriOptions, DIRECT_ALIGNMENT_BYTES, ExpertChecksums,

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::{
     ExecuteError, ExecutorOpenError, ExecutorOptions, Family, LayerShape,
+    foresight::{Foresight, ForesightCounts},
     families::{Families, TierCompute, TierForward},
     notes::{EndedTurn, Notes, TurnError},
     run_waves,
@@ -35,6 +36,7 @@ pub struct StreamedExpertExecutor {
     tiers: Vec<TierCompute>,
     /// What is read before it is asked for.
     ahead: Option<Lease>,
+    foresight: Foresight,
     /// How often each expert was used, for each of the source's layers.
     usage: Vec<Vec<u64>>,
     notes: Notes,
@@ -60,7 +62,7 @@ impl StreamedExpertExecutor {
             ResidencyManager::new(Arc::clone(&source), plan, banks, options.policy, &options.manager)?;
         manager.preload_pins()?;
         let usage = source.layers().iter().map(|layer| vec![0; layer.experts as usize]).collect();
-        Ok(Self { source, manager, tiers, ahead: None, usage, notes })
+        Ok(Self { source, manager, tiers, ahead: None, foresight: Foresight::default(), usage, notes })
     }
 
     /// Another executor on the same slots, readers and budget, for a request in another thread. What one loads is a hit
@@ -76,6 +78,7 @@ impl StreamedExpertExecutor {
             manager: self.manager.clone(),
             tiers: self.tiers.clone(),
             ahead: None,
+            foresight: Foresight::default(),
             usage: self.usage.iter().map(|layer| vec![0; layer.len()]).collect(),
             notes: self.notes.share(),
         }
@@ -129,6 +132,7 @@ impl StreamedExpertExecutor {
         }
         shape.check_plan(plan, shared.is_some())?;
         self.record(plan, layer);
+        self.foresight.judge(&self.manager, layer, plan);
         let tier = shape.layer.tier.index();
         let mut forward = self.tiers[tier].begin_rows(&shape, plan, input, shared)?;
         run(&self.manager, layer, plan, &mut self.ahead, &mut forward)?;
@@ -162,6 +166,7 @@ impl StreamedExpertExecutor {
         }
         shape.check_plan(plan, shared.is_some())?;
         self.record(plan, layer);
+        self.foresight.judge(&self.manager, layer, plan);
         let tier = shape.layer.tier.index();
         let mut forward = self.tiers[tier].begin_array(&shape, plan, input, shared)?;
         run(&self.manager, layer, plan, &mut self.ahead, &mut forward)?;
@@ -204,22 +209,35 @@ impl StreamedExpertExecutor {
         self.notes.end_turn(&self.manager)
     }
 
-    /// Begins to read experts that a later call will want, most likely those of the next layer; call it before the current
-    /// layer is executed, and they are read while that computes. `false` if there are no free working slots for them now.
+    /// Begins to read experts that a later call will want, most likely those of the next layer
+    /// ([`LookAhead`](crate::LookAhead) foresees them); call it before the current layer is executed, and they are read
+    /// while that computes. `false` if nothing was begun: there are no free working slots for them now, or foresight has
+    /// been switched off.
     ///
-    /// They are read after what anybody waits for. They hold working slots until their layer is executed, until this is
-    /// called again (what was begun before is given up then, and so it is by naming no experts), or until a layer has to
-    /// wait for working slots; so there should be twice as many of these as a row has experts. Those that the layer turns out
-    /// not to want are not kept. Does not block, and changes no result.
+    /// They are read after what anybody waits for, and nothing is evicted for them. They hold working slots until their
+    /// layer is executed, until this is called again (what was begun before is given up then, and so it is by naming no
+    /// experts), or until a layer has to wait for working slots; so there should be twice as many of these as a row has
+    /// experts. Those that the layer turns out not to want are not kept, and not read if that has not begun. Does not
+    /// block, and changes no result.
+    ///
+    /// What is foreseen is compared with what is needed. If less than a quarter of it is right, experts are not read ahead
+    /// any more until half of what is foreseen would have been.
     ///
     /// # Errors
     /// A layer or an expert that does not exist, one named twice, more than there are working slots; a closed manager.
     pub fn read_ahead(&mut self, layer: LayerId, experts: &[ExpertId]) -> Result<bool, ExecuteError> {
         self.ahead = None;
-        if !experts.is_empty() {
+        if !experts.is_empty() && self.foresight.foresee(&self.manager, layer, experts) {
             self.ahead = self.manager.begin(layer, experts, ReadPriority::Prefetch)?;
         }
         Ok(self.ahead.is_some())
+    }
+
+    /// How well [`StreamedExpertExecutor::read_ahead`] was told what layers needed. What reading ahead cost and saved is in
+    /// the manager's telemetry.
+    #[must_use]
+    pub const fn foresight(&self) -> ForesightCounts {
+        self.foresight.counts()
     }
 
     /// Ends the readers, for every executor that [shares](StreamedExpertExecutor::share) them. Dropping the last of these

@@ -7,6 +7,7 @@ mod error;
 )]
 mod executor;
 mod families;
+mod foresight;
 mod layer;
 mod notes;
 mod options;
@@ -14,6 +15,7 @@ mod wave;
 
 pub use error::{ExecuteError, ExecutorOpenError};
 pub use executor::StreamedExpertExecutor;
+pub use foresight::ForesightCounts;
 pub(crate) use layer::LayerShape;
 pub use notes::{EndedTurn, TurnError};
 pub use options::{ExecutorOptions, Family, RecordOptions};

@@ -236,8 +236,9 @@ impl ResidencyManager {
         priority: ReadPriority,
     ) -> Result<Option<Lease>, LeaseError> {
         let mut lease = self.inner.try_admit(self.inner.place(layer)?, experts, Purpose::Ahead)?;
-        if let Some(lease) = &mut lease {
-            lease.read_ahead(priority);
+        match &mut lease {
+            Some(lease) => lease.read_ahead(priority),
+            None => self.inner.state().telemetry.ahead.refused += experts.len() as u64,
         }
         Ok(lease)
     }

@@ -26,4 +26,4 @@ pub use manager::{ManagerOptions, ResidencyManager};
 pub use plan::{Budget, LayerPlan, ResidencyPlan, TierPlan};
 pub use plan_error::{PlanError, TierNeed};
 pub use pressure::{PressureError, ReleaseFailure, SafePoint};
-pub use telemetry::{PolicyCounts, ReadCounts, RequestCounts, SlotCounts, TelemetrySnapshot};
+pub use telemetry::{AheadCounts, PolicyCounts, ReadCounts, RequestCounts, SlotCounts, TelemetrySnapshot};
