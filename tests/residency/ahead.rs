@@ -23,8 +23,11 @@ fn what_was_read_ahead_is_counted_by_what_became_of_it() {
     };
     let ahead = begin(&experts([0, 1, 9])).unwrap();
     eventually("reading", || manager.telemetry().demand_reads.experts == 3);
-    assert_eq!(pass(&source, &manager, 0, &experts([0, 2])), [0], "what was read ahead is a hit");
+    let wanted = manager.lease_with(LayerId(0), &experts([0, 2]), |_| {}).unwrap();
+    assert_eq!(wanted.hits().collect::<Vec<_>>(), [0], "what was read ahead is a hit");
     drop(ahead);
+    wanted.release().unwrap();
+    assert!(manager.is_resident(key(0, 0)), "and is kept like what was read for the request");
     let counts = manager.telemetry().ahead;
     assert_eq!((counts.used, counts.wasted, counts.wasted_bytes), (1, 1, source.slot_bytes()));
     assert!(!manager.is_resident(key(0, 1)), "what nobody wanted is not kept");
