@@ -13,8 +13,8 @@ use std::{hint::black_box, sync::Arc, time::Duration};
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use records::Records;
 use streamed_experts::{
-    BatchPlan, Budget, ExecutorOptions, ExpertGeometry, ExpertSource, Family, FloatType, LayerId, Quantisation,
-    Routes, StreamedExpertExecutor,
+    BatchPlan, Budget, ExecutorOptions, ExpertGeometry, ExpertSource, Family, FloatType, LayerId,
+    Quantisation, Routes, StreamedExpertExecutor,
 };
 
 const EXPERTS: u32 = 8;

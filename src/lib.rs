@@ -119,13 +119,14 @@ pub use policy::{
 pub use recorder::{RecorderError, RecorderLimits, RouteRecorder};
 pub use replay::{Bounds, HitCounts, Machine, ReplaySlots, Replayed, belady, bounds, replay, replay_from};
 pub use residency::{
-    AheadCounts, Budget, CancelToken, CloseError, GovernorOptions, LayerPlan, Lease, LeaseError, ManagerOptions, NotReady, OpenError,
-    PlanError, PolicyCounts, PressureError, ReadCounts, ReleaseFailure, RequestCounts, ResidencyManager,
-    ResidencyPlan, SafePoint, SlotCounts, TelemetrySnapshot, TierNeed, TierPlan,
+    AheadCounts, Budget, CancelToken, CloseError, GovernorOptions, LayerPlan, Lease, LeaseError,
+    ManagerOptions, NotReady, OpenError, PlanError, PolicyCounts, PressureError, ReadCounts, ReleaseFailure,
+    RequestCounts, ResidencyManager, ResidencyPlan, SafePoint, SlotCounts, TelemetrySnapshot, TierNeed,
+    TierPlan,
 };
 pub use routing::{
-    BatchPlan, ExpertUse, Job, LookAhead, LookAheadError, NoAuxTc, RankedPair, RouteError, Router, RouterError,
-    Routes,
+    BatchPlan, ExpertUse, Job, LookAhead, LookAheadError, NoAuxTc, RankedPair, RouteError, Router,
+    RouterError, Routes,
 };
 pub use safetensors::Dtype;
 pub use sources::{

@@ -10,8 +10,9 @@ use std::{fs, path::Path, sync::Arc};
 use fixture::Fixture;
 use pass::{LayerCase, cases, smallest_budget, source, whole_budget};
 use streamed_experts::{
-    Budget, EndedTurn, ExecutorOpenError, ExecutorOptions, ExpertId, ExpertKey, ExpertSource, Family,
-    LayerId, RecordOptions, RecorderLimits, StreamedExpertExecutor, SwapOptions, Trace, TurnError,
+    BatchPlan, Budget, EndedTurn, ExecutorOpenError, ExecutorOptions, ExpertId, ExpertKey, ExpertSource,
+    Family, LayerId, RecordOptions, RecorderLimits, Routes, StreamedExpertExecutor, SwapOptions, Trace,
+    TurnError,
 };
 
 const NAME: &str = "qwen3_moe-affine4-g64-bf16";
@@ -223,4 +224,28 @@ fn what_is_foreseen_rightly_is_read_ahead_and_what_is_not_is_soon_left() {
         assert!(!executor.read_ahead(case.layer, &used).unwrap(), "judged, not read");
         assert_eq!(forward(&mut executor, case), expected);
     }
+}
+
+#[test]
+fn each_layer_may_be_foreseen_before_the_one_before_it_is_executed() {
+    let source = source(NAME);
+    let budget = Budget { working_slots: 8, ..Budget::new(smallest_budget(&*source, 8)) };
+    let options = ExecutorOptions { family: Family::Host, ..ExecutorOptions::new(budget) };
+    let (mut executor, mut plain) = (open(&source, &options), open(&source, &options));
+    let row = vec![0.5; source.tiers()[0].geometry.hidden as usize];
+    // Steps go through both layers in turn; each wants two experts that the last time it did not.
+    let wanted = |step: u32| [(2 * step) % 8, (2 * step + 1) % 8];
+    for step in 0..40 {
+        executor.read_ahead(LayerId((step + 1) % 2), &wanted(step + 1).map(ExpertId)).unwrap();
+        let plan = Routes::from_top_k(1, 2, &wanted(step), &[0.5, 0.5], 8).unwrap();
+        let plan = BatchPlan::new(&plan, 8).unwrap();
+        let out = executor.execute_rows(LayerId(step % 2), &row, &plan, None).unwrap();
+        assert_eq!(out, plain.execute_rows(LayerId(step % 2), &row, &plan, None).unwrap());
+        executor.manager().check_invariants();
+    }
+    let (foresight, ahead) = (executor.foresight(), executor.manager().telemetry().ahead);
+    assert_eq!((foresight.right, foresight.wrong, foresight.missed), (2 * 39, 0, 0));
+    assert_eq!((ahead.used, ahead.wasted + ahead.cancelled + ahead.refused), (2 * 39, 0));
+    assert!(!executor.read_ahead(LayerId(0), &[]).unwrap());
+    assert_eq!(executor.manager().telemetry().slots.leases, 0, "naming nothing gives up everything");
 }

@@ -65,10 +65,10 @@ struct Setting {
 }
 
 fn settings() -> impl Strategy<Value = Setting> {
-    let pins = || proptest::collection::btree_set(0..EXPERTS, 0..3).prop_map(|pins| pins.into_iter().collect());
-    (0..POLICIES.len(), [pins(), pins()], 1..9_u32, 0..8_u64, 1..4_u32).prop_map(
-        |(policy, pins, working, more, readers)| Setting { policy, pins, working, more, readers },
-    )
+    let pins =
+        || proptest::collection::btree_set(0..EXPERTS, 0..3).prop_map(|pins| pins.into_iter().collect());
+    (0..POLICIES.len(), [pins(), pins()], 1..9_u32, 0..8_u64, 1..4_u32)
+        .prop_map(|(policy, pins, working, more, readers)| Setting { policy, pins, working, more, readers })
 }
 
 fn open(source: &Arc<dyn ExpertSource>, setting: &Setting) -> StreamedExpertExecutor {
@@ -92,10 +92,8 @@ fn open(source: &Arc<dyn ExpertSource>, setting: &Setting) -> StreamedExpertExec
 fn forward(executor: &mut StreamedExpertExecutor, layer: u32, rows: &[Vec<u32>], seed: u64) -> Vec<u32> {
     let mut random = fastrand::Rng::with_seed(seed);
     let input: Vec<f32> = (0..rows.len() * HIDDEN).map(|_| random.f32() * 2.0 - 1.0).collect();
-    let rows: Vec<Vec<_>> = rows
-        .iter()
-        .map(|row| row.iter().map(|&expert| (ExpertId(expert), random.f32())).collect())
-        .collect();
+    let rows: Vec<Vec<_>> =
+        rows.iter().map(|row| row.iter().map(|&expert| (ExpertId(expert), random.f32())).collect()).collect();
     let plan = BatchPlan::new(&Routes::from_ragged(&rows, EXPERTS).unwrap(), EXPERTS).unwrap();
     let out = executor.execute_rows(LayerId(layer), &input, &plan, None).unwrap();
     out.iter().map(|value| value.to_bits()).collect()

@@ -152,7 +152,8 @@ fn options_that_are_no_numbers_pin_nothing() {
 #[test]
 fn the_coldest_pinned_expert_gives_way_to_the_hottest_resident_one_of_its_layer() {
     let mut ledger = UsageLedger::new(LAYERS);
-    for (layer, expert, uses) in [(3, 0, 100), (3, 1, 900), (3, 2, 500), (3, 3, 90), (4, 0, 10), (4, 1, 5000)] {
+    for (layer, expert, uses) in [(3, 0, 100), (3, 1, 900), (3, 2, 500), (3, 3, 90), (4, 0, 10), (4, 1, 5000)]
+    {
         ledger.record(key(layer, expert), uses);
     }
     let swap = |layer, pinned, resident| PinSwap {

@@ -8,8 +8,8 @@ use std::{
 };
 
 use streamed_experts::{
-    ExpertGeometry, ExpertKey, ExpertSource, FileId, FloatType, LayerId, Part, Projection, Quantisation, Segment,
-    SlotLayout, SparseLayer, Tier, TierId,
+    ExpertGeometry, ExpertKey, ExpertSource, FileId, FloatType, LayerId, Part, Projection, Quantisation,
+    Segment, SlotLayout, SparseLayer, Tier, TierId,
 };
 
 /// Layers of seeded experts, one record each, in slot layout, one after another in a file.

@@ -29,7 +29,9 @@ pub fn name(plan: &ResidencyPlan) {
     let mut pinned: Vec<_> = layers(plan).filter(|layer| !layer.pinned().is_empty()).collect();
     pinned.sort_by_key(|layer| layer.layer());
     if pinned.is_empty() {
-        println!("pinned experts           none: the ledger has too little evidence, or no expert stands out");
+        println!(
+            "pinned experts           none: the ledger has too little evidence, or no expert stands out"
+        );
     }
     for layer in pinned {
         let experts: Vec<_> = layer.pinned().iter().map(ToString::to_string).collect();

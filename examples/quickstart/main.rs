@@ -22,9 +22,7 @@ use streamed_experts::{Budget, ExpertSource, Family, MemoryInfo, ResidencyPlan, 
 
 /// Stream the experts of a checkpoint larger than a memory budget, and compare with the fully resident result.
 #[derive(Parser)]
-#[command(
-    after_help = "Sizes: 4GiB, 600MB, 1048576. Traces: those that the example replay reads."
-)]
+#[command(after_help = "Sizes: 4GiB, 600MB, 1048576. Traces: those that the example replay reads.")]
 struct Args {
     /// A checkpoint directory (mlx-community layout), a Colibri container, or a slab [default: one made for this example]
     #[arg(long, value_name = "PATH")]

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use super::{
     ExecuteError, ExecutorOpenError, ExecutorOptions, Family, LayerShape,
-    foresight::{Foresight, ForesightCounts},
     families::{Families, TierCompute, TierForward},
+    foresight::{Foresight, ForesightCounts, LAYERS_AHEAD},
     notes::{EndedTurn, Notes, TurnError},
     run_waves,
 };
@@ -34,8 +34,8 @@ pub struct StreamedExpertExecutor {
     source: Arc<dyn ExpertSource>,
     manager: ResidencyManager,
     tiers: Vec<TierCompute>,
-    /// What is read before it is asked for.
-    ahead: Option<Lease>,
+    /// What is read before it is asked for, the oldest first.
+    ahead: Vec<Lease>,
     foresight: Foresight,
     /// How often each expert was used, for each of the source's layers.
     usage: Vec<Vec<u64>>,
@@ -62,7 +62,7 @@ impl StreamedExpertExecutor {
             ResidencyManager::new(Arc::clone(&source), plan, banks, options.policy, &options.manager)?;
         manager.preload_pins()?;
         let usage = source.layers().iter().map(|layer| vec![0; layer.experts as usize]).collect();
-        Ok(Self { source, manager, tiers, ahead: None, foresight: Foresight::default(), usage, notes })
+        Ok(Self { source, manager, tiers, ahead: Vec::new(), foresight: Foresight::default(), usage, notes })
     }
 
     /// Another executor on the same slots, readers and budget, for a request in another thread. What one loads is a hit
@@ -77,7 +77,7 @@ impl StreamedExpertExecutor {
             source: Arc::clone(&self.source),
             manager: self.manager.clone(),
             tiers: self.tiers.clone(),
-            ahead: None,
+            ahead: Vec::new(),
             foresight: Foresight::default(),
             usage: self.usage.iter().map(|layer| vec![0; layer.len()]).collect(),
             notes: self.notes.share(),
@@ -215,10 +215,10 @@ impl StreamedExpertExecutor {
     /// been switched off.
     ///
     /// They are read after what anybody waits for, and nothing is evicted for them. They hold working slots until their
-    /// layer is executed, until this is called again (what was begun before is given up then, and so it is by naming no
-    /// experts), or until a layer has to wait for working slots; so there should be twice as many of these as a row has
-    /// experts. Those that the layer turns out not to want are not kept, and not read if that has not begun. Does not
-    /// block, and changes no result.
+    /// layer is executed, until this is called again for it or for two other layers, or until a layer has to wait for
+    /// working slots; so there should be three times as many of these as a row has experts. Those that the layer turns out
+    /// not to want are not kept, and not read if that has not begun. Naming no experts gives up all that was begun. Does
+    /// not block, and changes no result.
     ///
     /// What is foreseen is compared with what is needed. If less than a quarter of it is right, experts are not read ahead
     /// any more until half of what is foreseen would have been.
@@ -226,11 +226,23 @@ impl StreamedExpertExecutor {
     /// # Errors
     /// A layer or an expert that does not exist, one named twice, more than there are working slots; a closed manager.
     pub fn read_ahead(&mut self, layer: LayerId, experts: &[ExpertId]) -> Result<bool, ExecuteError> {
-        self.ahead = None;
-        if !experts.is_empty() && self.foresight.foresee(&self.manager, layer, experts) {
-            self.ahead = self.manager.begin(layer, experts, ReadPriority::Prefetch)?;
+        if experts.is_empty() {
+            self.ahead.clear();
+            self.foresight.forget();
+            return Ok(false);
         }
-        Ok(self.ahead.is_some())
+        self.ahead.retain(|lease| lease.layer() != layer);
+        if self.ahead.len() == LAYERS_AHEAD {
+            drop(self.ahead.remove(0));
+        }
+        let begun = if self.foresight.foresee(&self.manager, layer, experts) {
+            self.manager.begin(layer, experts, ReadPriority::Prefetch)?
+        } else {
+            None
+        };
+        let any = begun.is_some();
+        self.ahead.extend(begun);
+        Ok(any)
     }
 
     /// How well [`StreamedExpertExecutor::read_ahead`] was told what layers needed. What reading ahead cost and saved is in
@@ -246,7 +258,7 @@ impl StreamedExpertExecutor {
     /// # Errors
     /// [`CloseError::Leased`] if somebody holds a lease of the manager.
     pub fn close(mut self) -> Result<(), CloseError> {
-        self.ahead = None;
+        self.ahead.clear();
         self.manager.close()
     }
 }
@@ -256,7 +268,7 @@ fn run(
     manager: &ResidencyManager,
     layer: LayerId,
     plan: &BatchPlan,
-    ahead: &mut Option<Lease>,
+    ahead: &mut Vec<Lease>,
     forward: &mut TierForward<'_>,
 ) -> Result<(), ExecuteError> {
     manager.safe_point().map_err(ExecuteError::Pressure)?;

@@ -42,12 +42,14 @@ fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 1.0 } else { part as f64 / whole as f64 }
 }
 
+/// What is foreseen of the layer in hand, and of the next.
+pub(super) const LAYERS_AHEAD: usize = 2;
+
 /// One executor's foresight.
 #[derive(Debug, Default)]
 pub(super) struct Foresight {
-    /// What was foreseen and is not executed yet.
-    layer: Option<LayerId>,
-    experts: Vec<ExpertId>,
+    /// What was foreseen of layers that are not executed yet, the oldest first.
+    foreseen: Vec<(LayerId, Vec<ExpertId>)>,
     judge: Judge,
     counts: ForesightCounts,
 }
@@ -57,34 +59,40 @@ impl Foresight {
         ForesightCounts { on: self.judge.on, ..self.counts }
     }
 
-    /// Remembers what is foreseen, instead of what was before; whether it should be read.
+    /// Forgets what is foreseen, unjudged.
+    pub(super) fn forget(&mut self) {
+        self.foreseen.clear();
+    }
+
+    /// Remembers what is foreseen of a layer; whether it should be read.
     pub(super) fn foresee(
         &mut self,
         manager: &ResidencyManager,
         layer: LayerId,
         experts: &[ExpertId],
     ) -> bool {
-        self.layer = Some(layer);
-        self.experts.clear();
+        self.foreseen.retain(|(foreseen, _)| *foreseen != layer);
+        if self.foreseen.len() == LAYERS_AHEAD {
+            self.foreseen.remove(0);
+        }
         let absent = |expert: &ExpertId| !manager.is_resident(ExpertKey::new(layer, *expert));
-        self.experts.extend(experts.iter().copied().filter(absent));
+        self.foreseen.push((layer, experts.iter().copied().filter(absent).collect()));
         self.judge.on
     }
 
     /// Compares what was foreseen with what a layer needs, before any of that is read for it.
     pub(super) fn judge(&mut self, manager: &ResidencyManager, layer: LayerId, plan: &BatchPlan) {
-        if self.layer.take_if(|foreseen| *foreseen == layer).is_none() {
-            return;
-        }
+        let Some(at) = self.foreseen.iter().position(|(foreseen, _)| *foreseen == layer) else { return };
+        let (_, experts) = self.foreseen.remove(at);
         let (mut right, mut missed) = (0, 0);
         for job in plan.jobs() {
-            if self.experts.contains(&job.expert) {
+            if experts.contains(&job.expert) {
                 right += 1;
             } else {
                 missed += u64::from(!manager.is_resident(ExpertKey::new(layer, job.expert)));
             }
         }
-        let wrong = self.experts.len() as u64 - right;
+        let wrong = experts.len() as u64 - right;
         self.counts.right += right;
         self.counts.wrong += wrong;
         self.counts.missed += missed;

@@ -276,7 +276,9 @@ mod tests {
     #[test]
     fn pressure_is_told_by_the_share_of_time_that_tasks_waited() {
         let text = |some: &str, full: &str| {
-            format!("some avg10={some} avg60=99.00 avg300=0.00 total=1\nfull avg10={full} avg60=99.00 avg300=0.00 total=1\n")
+            format!(
+                "some avg10={some} avg60=99.00 avg300=0.00 total=1\nfull avg10={full} avg60=99.00 avg300=0.00 total=1\n"
+            )
         };
         assert_eq!(stalled(&text("9.99", "9.99")), Some(PressureLevel::Normal));
         assert_eq!(stalled(&text("10.00", "0.00")), Some(PressureLevel::Warning));

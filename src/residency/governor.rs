@@ -161,7 +161,11 @@ mod tests {
             assert_eq!(governor.look(ms(now), &full(300, 100)), 300, "{now}");
         }
         assert_eq!(governor.look(ms(11), &full(300, 100)), 400);
-        assert_eq!(governor.look(ms(12), &full(400, 450)), 400, "room for less than the step: no growth beyond it");
+        assert_eq!(
+            governor.look(ms(12), &full(400, 450)),
+            400,
+            "room for less than the step: no growth beyond it"
+        );
         assert_eq!(governor.look(ms(13), &full(400, 100)), 400, "calm begins anew");
         assert_eq!(governor.look(ms(23), &full(400, 100)), 500);
         let limits: Vec<_> = (24..30).map(|now| governor.look(ms(now), &full(500, 100))).collect();
@@ -183,7 +187,11 @@ mod tests {
         assert_eq!(governor.look(ms(0), &sample(50)), 800);
         assert_eq!(governor.look(ms(1), &sample(20)), 770);
         let mut governor = self::governor();
-        assert_eq!(governor.look(ms(0), &Sample { available_bytes: Some(450), ..Sample::default() }), 300, "cold");
+        assert_eq!(
+            governor.look(ms(0), &Sample { available_bytes: Some(450), ..Sample::default() }),
+            300,
+            "cold"
+        );
     }
 
     #[test]
@@ -194,7 +202,11 @@ mod tests {
         assert_eq!(governor.look(ms(9), &sample(700, PressureLevel::Critical)), 700);
         assert_eq!(governor.look(ms(10), &sample(700, PressureLevel::Critical)), 348);
         for now in 11..20 {
-            assert_eq!(governor.look(ms(now), &sample(348, PressureLevel::Warning)), 348, "no growth under pressure");
+            assert_eq!(
+                governor.look(ms(now), &sample(348, PressureLevel::Warning)),
+                348,
+                "no growth under pressure"
+            );
         }
         assert_eq!(governor.look(ms(30), &sample(348, PressureLevel::Normal)), 348);
         assert_eq!(governor.look(ms(40), &sample(348, PressureLevel::Normal)), 448);
@@ -208,9 +220,13 @@ mod tests {
         ];
         let number = || proptest::option::of(prop_oneof![0..2000_u64, Just(u64::MAX)]);
         let filled = prop_oneof![0..1000_u64, Just(u64::MAX)];
-        let sample = (number(), number(), level, filled).prop_map(|(footprint, available, pressure, filled)| {
-            Sample { footprint_bytes: footprint, available_bytes: available, pressure, filled_bytes: filled }
-        });
+        let sample =
+            (number(), number(), level, filled).prop_map(|(footprint, available, pressure, filled)| Sample {
+                footprint_bytes: footprint,
+                available_bytes: available,
+                pressure,
+                filled_bytes: filled,
+            });
         proptest::collection::vec((0..20_u64, sample), 1..80)
     }
 

@@ -54,7 +54,8 @@ pub enum PlanError {
     },
     /// What is to be held cannot be counted in 64 bits, so no budget holds it.
     #[error(
-        "fixed {fixed_bytes} B{} are more than 2^64 B, which no budget holds; is the fixed part right?", Terms(tiers)
+        "fixed {fixed_bytes} B{} are more than 2^64 B, which no budget holds; is the fixed part right?",
+        Terms(tiers)
     )]
     Overflow {
         /// What the caller declared as fixed.

@@ -63,13 +63,7 @@ impl Lease {
 impl Inner {
     /// Ends the lease of one expert. What was read for nobody else and is not kept makes room; a read that nobody waits
     /// for any more is taken back. Whether one was.
-    fn let_go(
-        &self,
-        tier: &mut TierState,
-        id: TierId,
-        entry: &Entry,
-        telemetry: &mut Telemetry,
-    ) -> bool {
+    fn let_go(&self, tier: &mut TierState, id: TierId, entry: &Entry, telemetry: &mut Telemetry) -> bool {
         let (table, slot) = (&mut tier.table, entry.slot.slot);
         debug_assert_eq!(table.generation(slot), entry.slot.generation);
         let last = table.leases(slot) == 1;

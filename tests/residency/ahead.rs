@@ -18,9 +18,8 @@ fn what_was_read_ahead_is_counted_by_what_became_of_it() {
     }));
     let manager = manager(&source, source.plan(2, 8), 1);
     pass(&source, &manager, 0, &experts([9]));
-    let begin = |ids: &[streamed_experts::ExpertId]| {
-        manager.begin(LayerId(0), ids, ReadPriority::Prefetch).unwrap()
-    };
+    let begin =
+        |ids: &[streamed_experts::ExpertId]| manager.begin(LayerId(0), ids, ReadPriority::Prefetch).unwrap();
     let ahead = begin(&experts([0, 1, 9])).unwrap();
     eventually("reading", || manager.telemetry().demand_reads.experts == 3);
     let wanted = manager.lease_with(LayerId(0), &experts([0, 2]), |_| {}).unwrap();

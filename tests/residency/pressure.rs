@@ -6,8 +6,8 @@ use std::{
 };
 
 use streamed_experts::{
-    Bank, ExpertSource, GovernorOptions, LayerId, Lru, ManagerOptions, OpenError, ResidencyManager, SafePoint,
-    TierId,
+    Bank, ExpertSource, GovernorOptions, LayerId, Lru, ManagerOptions, OpenError, ResidencyManager,
+    SafePoint, TierId,
 };
 
 use crate::doubles::{TestSource, experts, key, manager, pass, residents};
@@ -192,11 +192,8 @@ mod on_linux {
             working_slots: 1,
             ..Budget::new(held + NOISE_BYTES + 21 * slot_bytes)
         };
-        let governor = GovernorOptions {
-            interval: Duration::ZERO,
-            calm: Duration::from_millis(1),
-            reserve_bytes: 0,
-        };
+        let governor =
+            GovernorOptions { interval: Duration::ZERO, calm: Duration::from_millis(1), reserve_bytes: 0 };
         let options = ManagerOptions { governor: Some(governor), ..ManagerOptions::default() };
         let manager = open(&source, ResidencyPlan::new(&*source, &budget).unwrap(), &options);
         for expert in 0..20 {
