@@ -76,7 +76,9 @@ fn open(source: &Arc<dyn ExpertSource>) -> Run {
         let budget = Budget { fixed_bytes, working_slots: 16, ..Budget::new(fixed_bytes + slots_bytes) };
         ExecutorOptions { family: Family::Host, ..ExecutorOptions::new(budget) }
     };
-    let open = |options| StreamedExpertExecutor::open(Arc::clone(source), options).expect("an executor");
+    let open = |options: &ExecutorOptions| {
+        StreamedExpertExecutor::open(Arc::clone(source), options).expect("an executor")
+    };
     let mut control = open(&options(0));
     let mut tokens = Tokens::new();
     for _ in 0..STEADY {
