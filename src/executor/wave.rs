@@ -221,7 +221,7 @@ mod tests {
             let plan = BatchPlan::new(&Routes::from_top_k(1, 8, &all, &[0.125; 8], 8).unwrap(), 8).unwrap();
             let mut forward =
                 Patient { manager: manager.clone(), each_miss, submitted: Vec::new(), all: 8, ahead };
-            run_waves(&manager, LayerId(0), &plan, working as usize, &mut None, &mut forward).unwrap();
+            run_waves(&manager, LayerId(0), &plan, working as usize, &mut Vec::new(), &mut forward).unwrap();
             forward.submitted.sort_unstable();
             assert_eq!(forward.submitted, all.into_iter().map(ExpertId).collect::<Vec<_>>());
             assert_eq!(manager.telemetry().slots.leases, 0);

@@ -222,7 +222,7 @@ impl ResidencyManager {
         (applied.limit_bytes, applied.settled) = (limit_bytes, settled);
         done.disabled = disabled.len() as u64;
         let refused = inner.give_back(disabled, &mut done);
-        let refused_again = inner.give_back(again, &mut done);
+        let refused_again = inner.give_back(inner.still_disabled(again), &mut done);
         applied.refused.add(refused.iter().chain(&refused_again));
         failures.extend(refused);
         if failures.is_empty() { Ok(done) } else { Err(PressureError { done, failures }) }
@@ -258,11 +258,20 @@ impl Inner {
         (settled, disabled)
     }
 
-    /// Gives back the memory of those of `slots` that are (still) out of use; those that the system refused.
-    fn give_back(&self, mut slots: Vec<(TierId, SlotId)>, done: &mut SafePoint) -> Vec<ReleaseFailure> {
-        let state = self.state();
-        slots.retain(|&(tier, slot)| state.tiers[tier.index()].table.role(slot) == Role::Disabled);
-        drop(state);
+    /// Those of `slots` that have not come back into use meanwhile.
+    fn still_disabled(&self, mut slots: Vec<(TierId, SlotId)>) -> Vec<(TierId, SlotId)> {
+        if !slots.is_empty() {
+            let state = self.state();
+            slots.retain(|&(tier, slot)| state.tiers[tier.index()].table.role(slot) == Role::Disabled);
+        }
+        slots
+    }
+
+    /// Gives back the memory of slots that are out of use; those that the system refused.
+    fn give_back(&self, slots: Vec<(TierId, SlotId)>, done: &mut SafePoint) -> Vec<ReleaseFailure> {
+        if slots.is_empty() {
+            return Vec::new();
+        }
         let (mut released, mut refused) = (Vec::with_capacity(slots.len()), Vec::new());
         for (tier, slot) in slots {
             let bank = &self.core.banks[tier.index()];
