@@ -98,14 +98,17 @@ pub use compute::host::{
     HostActivations, HostError, HostFamily, HostIsa, HostJob, HostOptions, HostSupport, HostThreads, convert,
 };
 pub use compute::{ComputeError, oracle};
-pub use executor::{ExecuteError, ExecutorOpenError, ExecutorOptions, Family, StreamedExpertExecutor};
+pub use executor::{
+    EndedTurn, ExecuteError, ExecutorOpenError, ExecutorOptions, Family, ForesightCounts, RecordOptions,
+    StreamedExpertExecutor, TurnError,
+};
 pub use formats::{
     Activation, ConfigError, DecodeError, ExpertGeometry, ExpertView, FloatType, GeometryError, HeaderError,
     Origin, OriginFile, Part, Projection, ProjectionGeometry, Quantisation, SlabError, SlotLayout,
     decode_floats, dequantise_row, record_checksum,
 };
 pub use ids::{ExpertId, ExpertKey, FileId, Generation, LayerId, SlotId, SlotRef, TierId};
-pub use memory::{Bank, BankError, BankMemory, MemoryInfo, SLOT_ALIGNMENT_BYTES};
+pub use memory::{Bank, BankError, BankMemory, MemoryInfo, PressureLevel, SLOT_ALIGNMENT_BYTES};
 pub use packing::{
     BadRecord, PackError, PackOptions, PackProgress, PackReport, VerifyError, VerifyOptions, VerifyProgress,
     VerifyReport, pack, verify,
@@ -116,11 +119,15 @@ pub use policy::{
 pub use recorder::{RecorderError, RecorderLimits, RouteRecorder};
 pub use replay::{Bounds, HitCounts, Machine, ReplaySlots, Replayed, belady, bounds, replay, replay_from};
 pub use residency::{
-    Budget, CancelToken, CloseError, LayerPlan, Lease, LeaseError, ManagerOptions, NotReady, OpenError,
-    PlanError, PolicyCounts, PressureError, ReadCounts, ReleaseFailure, RequestCounts, ResidencyManager,
-    ResidencyPlan, SafePoint, SlotCounts, TelemetrySnapshot, TierNeed, TierPlan,
+    AheadCounts, Budget, CancelToken, CloseError, GovernorOptions, LayerPlan, Lease, LeaseError,
+    ManagerOptions, NotReady, OpenError, PlanError, PolicyCounts, PressureError, ReadCounts, ReleaseFailure,
+    RequestCounts, ResidencyManager, ResidencyPlan, SafePoint, SlotCounts, TelemetrySnapshot, TierNeed,
+    TierPlan,
 };
-pub use routing::{BatchPlan, ExpertUse, Job, NoAuxTc, RankedPair, RouteError, Router, RouterError, Routes};
+pub use routing::{
+    BatchPlan, ExpertUse, Job, LookAhead, LookAheadError, NoAuxTc, RankedPair, RouteError, Router,
+    RouterError, Routes,
+};
 pub use safetensors::Dtype;
 pub use sources::{
     Checksummed, ChecksumsError, Colibri, ColibriOptions, DIRECT_ALIGNMENT_BYTES, ExpertChecksums,
@@ -131,7 +138,9 @@ pub use store::{
     ChecksumMode, DriveTelemetry, LoadError, LoadErrors, ReadMode, ReadOptions, ReadPriority, SlowRead, Times,
 };
 pub use traces::{Trace, TraceError, TraceLayer, TraceRequest};
-pub use usage::{DamagedLedger, LedgerError, PinOptions, UsageLedger, plan_pins};
+pub use usage::{
+    DamagedLedger, LedgerError, PinOptions, PinSwap, SwapOptions, UsageLedger, plan_pins, plan_swaps,
+};
 
 /// The MLX bindings this crate was built with: `links = "mlx"` allows one version in a program, so use this one.
 #[cfg(feature = "mlx")]

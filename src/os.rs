@@ -2,11 +2,18 @@
 //!
 //! # Soundness
 //! *Type*, *initialisation*: advice changes neither; anonymous pages given back read as zeros or as what they held, and
-//! the buffer that macOS fills is plain integers, zeroed first. *Lifetime*, *bounds*: the range is a borrowed slice, the
-//! buffer a local of the type that the call names. *Threads*: the slice is exclusive; the other calls are thread-safe.
+//! the buffers that macOS fills are plain integers, zeroed first. *Lifetime*, *bounds*: the range is a borrowed slice, the
+//! buffers locals of the types that the calls name. *Threads*: the slice is exclusive; the other calls are thread-safe.
 #![allow(unsafe_code)]
 
+mod memory;
+
 use std::{fs::File, io, path::Path};
+
+pub(crate) use memory::{
+    available_memory_bytes, cgroup_limit_bytes, footprint_bytes, memory_pressure, peak_footprint_bytes,
+    physical_memory_bytes,
+};
 
 /// Gives whole pages inside `bytes` back to the system. The mapping stays; the bytes become unspecified.
 pub(crate) fn release_pages(bytes: &mut [u8]) -> io::Result<()> {
@@ -18,6 +25,35 @@ pub(crate) fn release_pages(bytes: &mut [u8]) -> io::Result<()> {
 pub(crate) fn reuse_pages(bytes: &mut [u8]) -> io::Result<()> {
     let pages = whole_pages(bytes);
     if pages.is_empty() { Ok(()) } else { advise_needed(pages) }
+}
+
+/// Keeps the pages of `bytes` in memory once they have been touched (macOS: from now on) until [`unwire_pages`].
+#[cfg(unix)]
+pub(crate) fn wire_pages(bytes: &mut [u8]) -> io::Result<()> {
+    let (start, len) = (bytes.as_mut_ptr().cast(), bytes.len());
+    #[cfg(target_os = "linux")]
+    // SAFETY: the range is an exclusive slice; wiring changes no byte of it.
+    return Ok(unsafe { rustix::mm::mlock_with(start, len, rustix::mm::MlockFlags::ONFAULT) }?);
+    #[cfg(not(target_os = "linux"))]
+    // SAFETY: as above.
+    Ok(unsafe { rustix::mm::mlock(start, len) }?)
+}
+
+/// Undoes [`wire_pages`].
+#[cfg(unix)]
+pub(crate) fn unwire_pages(bytes: &mut [u8]) -> io::Result<()> {
+    // SAFETY: the range is an exclusive slice; the call changes no byte of it.
+    Ok(unsafe { rustix::mm::munlock(bytes.as_mut_ptr().cast(), bytes.len()) }?)
+}
+
+#[cfg(not(unix))]
+pub(crate) fn wire_pages(_: &mut [u8]) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(not(unix))]
+pub(crate) fn unwire_pages(_: &mut [u8]) -> io::Result<()> {
+    Ok(())
 }
 
 fn whole_pages(bytes: &mut [u8]) -> &mut [u8] {
@@ -135,158 +171,9 @@ pub(crate) fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Memory of the machine in bytes.
-#[cfg(target_os = "linux")]
-pub(crate) fn physical_memory_bytes() -> Option<u64> {
-    kib_field(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
-}
-
-/// Memory of the machine in bytes. Not run yet, only compiled.
-#[cfg(target_os = "macos")]
-pub(crate) fn physical_memory_bytes() -> Option<u64> {
-    // SAFETY: sysconf takes a number and returns one.
-    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
-    u64::try_from(pages).ok()?.checked_mul(rustix::param::page_size() as u64)
-}
-
-/// Memory of the machine in bytes.
-#[cfg(not(any(target_os = "linux", target_os = "macos")))]
-pub(crate) fn physical_memory_bytes() -> Option<u64> {
-    None
-}
-
-/// The memory limit of this process's control group, where there is one.
-pub(crate) fn cgroup_limit_bytes() -> Option<u64> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    cgroup_limit_under(Path::new("/sys/fs/cgroup"), &groups)
-}
-
-/// The smallest limit of the groups named in `groups` (the text of /proc/self/cgroup) and of their ancestors.
-///
-/// Version 2 has one hierarchy and `memory.max`; version 1 has one for memory and `memory.limit_in_bytes`. Inside a
-/// container the named group may not be visible, but the root of what is visible is then the container's own.
-fn cgroup_limit_under(root: &Path, groups: &str) -> Option<u64> {
-    groups
-        .lines()
-        .filter_map(|line| {
-            let mut fields = line.splitn(3, ':').skip(1);
-            let (controllers, group) = (fields.next()?, fields.next()?);
-            let group = Path::new(group.trim_start_matches('/'));
-            if controllers.is_empty() {
-                smallest_limit(root, group, "memory.max")
-            } else if controllers.split(',').any(|name| name == "memory") {
-                smallest_limit(&root.join("memory"), group, "memory.limit_in_bytes")
-            } else {
-                None
-            }
-        })
-        .min()
-}
-
-fn smallest_limit(root: &Path, group: &Path, file: &str) -> Option<u64> {
-    group
-        .ancestors()
-        .filter_map(|ancestor| std::fs::read_to_string(root.join(ancestor).join(file)).ok())
-        .filter_map(|text| text.trim().parse().ok()) // "max" is no limit
-        .min()
-}
-
-/// Memory that this process occupies, as the system counts it: resident pages on Linux, the footprint on macOS.
-#[cfg(target_os = "linux")]
-pub(crate) fn footprint_bytes() -> Option<u64> {
-    kib_field(&std::fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
-}
-
-/// The largest that [`footprint_bytes`] has been since the process began.
-#[cfg(target_os = "linux")]
-pub(crate) fn peak_footprint_bytes() -> Option<u64> {
-    kib_field(&std::fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
-}
-
-/// Memory that this process occupies, as the system counts it. Not run yet, only compiled.
-#[cfg(target_os = "macos")]
-pub(crate) fn footprint_bytes() -> Option<u64> {
-    usage().map(|usage| usage.ri_phys_footprint)
-}
-
-/// The largest that [`footprint_bytes`] has been since the process began. Not run yet, only compiled.
-#[cfg(target_os = "macos")]
-pub(crate) fn peak_footprint_bytes() -> Option<u64> {
-    usage().map(|usage| usage.ri_lifetime_max_phys_footprint)
-}
-
-#[cfg(target_os = "macos")]
-fn usage() -> Option<libc::rusage_info_v4> {
-    let mut usage = std::mem::MaybeUninit::<libc::rusage_info_v4>::zeroed();
-    let pid = i32::try_from(std::process::id()).ok()?;
-    // SAFETY: the buffer is of the type that the flavour names and lives through the call.
-    let status = unsafe { libc::proc_pid_rusage(pid, libc::RUSAGE_INFO_V4, usage.as_mut_ptr().cast()) };
-    // SAFETY: plain integers, zeroed above, for which every bit pattern is valid.
-    (status == 0).then(|| unsafe { usage.assume_init() })
-}
-
-/// Memory that this process occupies, as the system counts it.
-#[cfg(not(any(target_os = "linux", target_os = "macos")))]
-pub(crate) fn footprint_bytes() -> Option<u64> {
-    None
-}
-
-/// The largest that [`footprint_bytes`] has been since the process began.
-#[cfg(not(any(target_os = "linux", target_os = "macos")))]
-pub(crate) fn peak_footprint_bytes() -> Option<u64> {
-    None
-}
-
-/// The value of a `name   1234 kB` line of /proc, in bytes.
-#[cfg(target_os = "linux")]
-fn kib_field(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn write(root: &Path, file: &str, text: &str) {
-        let path = root.join(file);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, text).unwrap();
-    }
-
-    #[test]
-    fn the_smallest_limit_on_the_way_to_the_root_counts() {
-        let root = tempfile::tempdir().unwrap();
-        write(root.path(), "a/memory.max", "4000000\n");
-        write(root.path(), "a/b/memory.max", "max\n");
-        write(root.path(), "a/b/c/memory.max", "5000000\n");
-        assert_eq!(cgroup_limit_under(root.path(), "0::/a/b/c\n"), Some(4_000_000));
-    }
-
-    #[test]
-    fn the_memory_hierarchy_of_version_1_is_found_among_the_others() {
-        let root = tempfile::tempdir().unwrap();
-        write(root.path(), "memory/job/memory.limit_in_bytes", "123456789\n");
-        write(root.path(), "memory/memory.limit_in_bytes", "9223372036854771712\n");
-        let groups = "9:name=systemd:/\n8:cpu,memory:/job\n0::/\n";
-        assert_eq!(cgroup_limit_under(root.path(), groups), Some(123_456_789));
-    }
-
-    #[test]
-    fn a_group_that_is_not_visible_falls_back_to_the_visible_root() {
-        let root = tempfile::tempdir().unwrap();
-        write(root.path(), "memory.max", "777\n");
-        assert_eq!(cgroup_limit_under(root.path(), "0::/host/only/path\n"), Some(777));
-    }
-
-    #[test]
-    fn no_group_and_no_limit_mean_no_limit() {
-        let root = tempfile::tempdir().unwrap();
-        write(root.path(), "memory.max", "max\n");
-        for groups in ["", "nonsense", "0::/\n", "3:cpuset:/x\n"] {
-            assert_eq!(cgroup_limit_under(root.path(), groups), None, "{groups}");
-        }
-    }
 
     #[cfg(target_os = "linux")]
     #[test]
@@ -300,14 +187,5 @@ mod tests {
         assert!(peak_footprint_bytes().unwrap() >= touched.min(before + BYTES as u64 / 2));
         release_pages(&mut map).unwrap();
         assert!(footprint_bytes().unwrap() <= touched - BYTES as u64 / 2);
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn memory_lines_of_proc_are_read_in_bytes() {
-        assert_eq!(kib_field("MemTotal:       24 kB\n", "MemTotal:"), Some(24 * 1024));
-        for damaged in ["MemTotal: 24", "MemTotal: x kB", "", "MemTotal: 99999999999999999999 kB"] {
-            assert_eq!(kib_field(damaged, "MemTotal:"), None, "{damaged}");
-        }
     }
 }

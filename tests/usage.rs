@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, fs};
 
-use streamed_experts::{ExpertId, ExpertKey, LayerId, PinOptions, UsageLedger, plan_pins};
+use streamed_experts::{
+    ExpertId, ExpertKey, LayerId, PinOptions, PinSwap, SwapOptions, UsageLedger, plan_pins, plan_swaps,
+};
 
 const LAYERS: [(LayerId, u32); 2] = [(LayerId(3), 8), (LayerId(4), 8)];
 
@@ -144,5 +146,36 @@ fn options_that_are_no_numbers_pin_nothing() {
         PinOptions { slot_share: f64::NAN, ..PinOptions::default() },
     ] {
         assert!(pins(&[100, 9000, 100, 100], 4, &options).is_empty());
+    }
+}
+
+#[test]
+fn the_coldest_pinned_expert_gives_way_to_the_hottest_resident_one_of_its_layer() {
+    let mut ledger = UsageLedger::new(LAYERS);
+    for (layer, expert, uses) in [(3, 0, 100), (3, 1, 900), (3, 2, 500), (3, 3, 90), (4, 0, 10), (4, 1, 5000)]
+    {
+        ledger.record(key(layer, expert), uses);
+    }
+    let swap = |layer, pinned, resident| PinSwap {
+        layer: LayerId(layer),
+        pinned: ExpertId(pinned),
+        resident: ExpertId(resident),
+    };
+    let pinned = [key(3, 0), key(3, 3), key(4, 0), key(4, 5)];
+    let resident = [key(3, 1), key(3, 2), key(4, 1), key(9, 9)];
+    let all = SwapOptions { most: 9, ..SwapOptions::default() };
+    let swaps = plan_swaps(&ledger, &pinned, &resident, &all);
+    assert_eq!(swaps, [swap(4, 5, 1), swap(3, 3, 1), swap(3, 0, 2)], "the largest gain first");
+    let one = SwapOptions { most: 1, ..all };
+    assert_eq!(plan_swaps(&ledger, &pinned, &resident, &one), swaps[..1]);
+    assert!(plan_swaps(&ledger, &resident, &pinned, &all).is_empty(), "what was swapped is not swapped back");
+    let hard = SwapOptions { ratio: 6.0, ..all };
+    assert_eq!(plan_swaps(&ledger, &pinned, &resident, &hard).len(), 2);
+    for options in [
+        SwapOptions { ratio: f64::NAN, ..all },
+        SwapOptions { min_heat: f64::NAN, ..all },
+        SwapOptions { min_heat: 5001.0, ..all },
+    ] {
+        assert!(plan_swaps(&ledger, &pinned, &resident, &options).is_empty());
     }
 }

@@ -1,8 +1,6 @@
-//! Routing traces: which experts each token chose in each layer.
+//! Routing traces of one model, bent to fit another.
 
-use std::path::Path;
-
-use super::Failure;
+use streamed_experts::Trace;
 
 /// One token's experts, by layer.
 pub type Token = Vec<Vec<u32>>;
@@ -10,33 +8,13 @@ pub type Token = Vec<Vec<u32>>;
 /// The trace that comes with the examples.
 pub const BUILT_IN: &str = include_str!("../data/olmoe-299.jsonl");
 
-/// Reads `{"tok": n, "layers": [[expert ids], …]}`, one line a token.
-pub fn read(path: &Path) -> Result<Vec<Token>, Failure> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| format!("cannot read the trace {}: {e}", path.display()))?;
-    parse(&text).map_err(|e| format!("{}: {e}", path.display()).into())
-}
-
-/// Reads a trace from its text.
-pub fn parse(text: &str) -> Result<Vec<Token>, Failure> {
-    #[derive(serde::Deserialize)]
-    struct Line {
-        layers: Token,
-    }
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let tokens: Result<Vec<Token>, Failure> = lines
-        .map(|(number, line)| {
-            let line: Line = serde_json::from_str(line)
-                .map_err(|e| format!("line {}: not a token of a routing trace: {e}", number + 1))?;
-            Ok(line.layers)
-        })
-        .collect();
-    match tokens? {
-        tokens if tokens.is_empty() || tokens.iter().any(Vec::is_empty) => {
-            Err("a trace needs at least one token, and each token at least one layer".into())
-        }
-        tokens => Ok(tokens),
-    }
+/// The tokens of a trace: none is empty.
+pub fn tokens(trace: &Trace) -> Vec<Token> {
+    let requests: Vec<_> = trace.requests().collect();
+    let tokens = requests.chunk_by(|a, b| a.forward == b.forward);
+    tokens
+        .map(|token| token.iter().map(|layer| layer.experts.iter().map(|id| id.0).collect()).collect())
+        .collect()
 }
 
 /// The experts that `token` chooses in the model's `index`-th sparse layer, fitted to a layer of `experts` experts.

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod forecast;
+mod pins;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -33,6 +34,9 @@ struct Args {
     /// A routing trace; of another model, its layers and slots are scaled [default: OLMoE's]
     #[arg(long)]
     trace: Option<PathBuf>,
+    /// A usage ledger: the experts that it says to pin are planned as pinned, and named
+    #[arg(long, value_name = "LEDGER")]
+    pin: Option<PathBuf>,
     /// What the drive reads, in GB/s (10⁹ bytes)
     #[arg(long, value_parser = numbers::positive)]
     drive_gbps: Option<f64>,
@@ -57,10 +61,18 @@ fn plan(args: &Args) -> Result<(), Failure> {
         Some(path) => Trace::read(path)?,
         None => Trace::from_text(common::trace::BUILT_IN)?,
     };
-    let budget = Budget { fixed_bytes: args.fixed, working_slots: args.working, ..Budget::new(args.budget) };
-    let plan = ResidencyPlan::new(&*source, &budget)?;
+    let mut budget =
+        Budget { fixed_bytes: args.fixed, working_slots: args.working, ..Budget::new(args.budget) };
+    let mut plan = ResidencyPlan::new(&*source, &budget)?;
+    if let Some(path) = &args.pin {
+        budget.pinned = pins::from_ledger(path, &plan)?;
+        plan = ResidencyPlan::new(&*source, &budget)?;
+    }
     println!("{plan}\n");
     terms(&plan);
+    if args.pin.is_some() {
+        pins::name(&plan);
+    }
 
     let forecast = Forecast::new(&*source, &trace);
     if !forecast.same_shape() {

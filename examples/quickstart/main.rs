@@ -18,13 +18,11 @@ use clap::Parser;
 use common::{Failure, budget, bytes, family, first_layers::FirstLayers, memory, trace};
 use indicatif::{ProgressBar, ProgressStyle};
 use run::Settings;
-use streamed_experts::{Budget, ExpertSource, Family, MemoryInfo, ResidencyPlan, open_source};
+use streamed_experts::{Budget, ExpertSource, Family, MemoryInfo, ResidencyPlan, Trace, open_source};
 
 /// Stream the experts of a checkpoint larger than a memory budget, and compare with the fully resident result.
 #[derive(Parser)]
-#[command(
-    after_help = "Sizes: 4GiB, 600MB, 1048576. A trace has one JSON line a token: {\"layers\": [[expert ids], …]}."
-)]
+#[command(after_help = "Sizes: 4GiB, 600MB, 1048576. Traces: those that the example replay reads.")]
 struct Args {
     /// A checkpoint directory (mlx-community layout), a Colibri container, or a slab [default: one made for this example]
     #[arg(long, value_name = "PATH")]
@@ -64,9 +62,10 @@ fn demonstrate(args: &Args) -> Result<bool, Failure> {
         None => made_checkpoint()?,
     };
     let trace = match &args.trace {
-        Some(path) => trace::read(path)?,
-        None => trace::parse(trace::BUILT_IN)?,
+        Some(path) => Trace::read(path)?,
+        None => Trace::from_text(trace::BUILT_IN)?,
     };
+    let trace = trace::tokens(&trace);
     let mut source: Arc<dyn ExpertSource> = Arc::from(open_source(&model)?);
     if let Some(layers) = args.layers {
         source = Arc::new(FirstLayers::new(source, layers as usize));

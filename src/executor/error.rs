@@ -4,8 +4,10 @@ use crate::{
     compute::ComputeError,
     ids::LayerId,
     memory::BankError,
+    recorder::RecorderError,
     residency::{LeaseError, OpenError, PlanError, PressureError},
     store::LoadErrors,
+    usage::LedgerError,
 };
 
 /// A forward pass that could not be made. The executor stays usable unless the variant says otherwise.
@@ -125,6 +127,13 @@ pub enum ExecutorOpenError {
     /// The manager could not be made.
     #[error(transparent)]
     Manager(#[from] OpenError),
+    /// The usage ledger cannot be read. (A damaged one can: see
+    /// [`StreamedExpertExecutor::damaged_ledger`](crate::StreamedExpertExecutor::damaged_ledger).)
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    /// The file for routes cannot be made.
+    #[error(transparent)]
+    Recorder(#[from] RecorderError),
     /// Pinned experts could not be loaded.
     #[error("the pinned experts could not be loaded")]
     Pins(#[from] LeaseError),

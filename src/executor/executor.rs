@@ -5,6 +5,8 @@ use std::time::Instant;
 use super::{
     ExecuteError, ExecutorOpenError, ExecutorOptions, Family, LayerShape,
     families::{Families, TierCompute, TierForward},
+    foresight::{Foresight, ForesightCounts, LAYERS_AHEAD},
+    notes::{EndedTurn, Notes, TurnError},
     run_waves,
 };
 #[cfg(feature = "mlx")]
@@ -16,6 +18,7 @@ use crate::{
     sources::ExpertSource,
     store::ReadPriority,
     sync::Arc,
+    usage::{DamagedLedger, UsageLedger},
 };
 
 /// Runs the routed experts of a source's layers, streaming those that are not resident.
@@ -31,12 +34,12 @@ pub struct StreamedExpertExecutor {
     source: Arc<dyn ExpertSource>,
     manager: ResidencyManager,
     tiers: Vec<TierCompute>,
-    /// Working slots of each tier: the most experts that are under way at once.
-    working: Vec<usize>,
-    /// What is read before it is asked for.
-    ahead: Option<Lease>,
+    /// What is read before it is asked for, the oldest first.
+    ahead: Vec<Lease>,
+    foresight: Foresight,
     /// How often each expert was used, for each of the source's layers.
     usage: Vec<Vec<u64>>,
+    notes: Notes,
 }
 
 impl StreamedExpertExecutor {
@@ -47,23 +50,24 @@ impl StreamedExpertExecutor {
     /// source's formats, memory that the system or MLX refuses, pinned experts that cannot be read.
     pub fn open(source: Arc<dyn ExpertSource>, options: &ExecutorOptions) -> Result<Self, ExecutorOpenError> {
         let plan = ResidencyPlan::new(&*source, &options.budget)?;
-        let (mut banks, mut tiers, mut working) = (Vec::new(), Vec::new(), Vec::new());
+        let notes = Notes::open(&*source, options)?;
+        let (mut banks, mut tiers) = (Vec::new(), Vec::new());
         let mut families = Families::new(options.family, options.host.clone())?;
         for (tier, sizes) in source.tiers().iter().zip(plan.tiers()) {
             let (bank, compute) = families.tier(tier, sizes.slots())?;
             banks.push(bank);
             tiers.push(compute);
-            working.push(sizes.working_slots() as usize);
         }
         let manager =
             ResidencyManager::new(Arc::clone(&source), plan, banks, options.policy, &options.manager)?;
         manager.preload_pins()?;
         let usage = source.layers().iter().map(|layer| vec![0; layer.experts as usize]).collect();
-        Ok(Self { source, manager, tiers, working, ahead: None, usage })
+        Ok(Self { source, manager, tiers, ahead: Vec::new(), foresight: Foresight::default(), usage, notes })
     }
 
     /// Another executor on the same slots, readers and budget, for a request in another thread. What one loads is a hit
-    /// for the other. Its [`usage`](StreamedExpertExecutor::usage) begins at 0.
+    /// for the other. They count into one ledger and write routes into one file. Its
+    /// [`usage`](StreamedExpertExecutor::usage) begins at 0.
     ///
     /// Nothing is read or allocated for experts. Requests that together want more working slots than there are wait for
     /// one another, holding nothing.
@@ -73,9 +77,10 @@ impl StreamedExpertExecutor {
             source: Arc::clone(&self.source),
             manager: self.manager.clone(),
             tiers: self.tiers.clone(),
-            working: self.working.clone(),
-            ahead: None,
+            ahead: Vec::new(),
+            foresight: Foresight::default(),
             usage: self.usage.iter().map(|layer| vec![0; layer.len()]).collect(),
+            notes: self.notes.share(),
         }
     }
 
@@ -127,9 +132,10 @@ impl StreamedExpertExecutor {
         }
         shape.check_plan(plan, shared.is_some())?;
         self.record(plan, layer);
+        self.foresight.judge(&self.manager, layer, plan);
         let tier = shape.layer.tier.index();
         let mut forward = self.tiers[tier].begin_rows(&shape, plan, input, shared)?;
-        run(&self.manager, layer, plan, self.working[tier], &mut self.ahead, &mut forward)?;
+        run(&self.manager, layer, plan, &mut self.ahead, &mut forward)?;
         let output = forward.into_rows(shared)?;
         self.manager.record_forward(start.elapsed());
         Ok(output)
@@ -160,9 +166,10 @@ impl StreamedExpertExecutor {
         }
         shape.check_plan(plan, shared.is_some())?;
         self.record(plan, layer);
+        self.foresight.judge(&self.manager, layer, plan);
         let tier = shape.layer.tier.index();
         let mut forward = self.tiers[tier].begin_array(&shape, plan, input, shared)?;
-        run(&self.manager, layer, plan, self.working[tier], &mut self.ahead, &mut forward)?;
+        run(&self.manager, layer, plan, &mut self.ahead, &mut forward)?;
         let output = forward.into_array(input, shared)?;
         self.manager.record_forward(start.elapsed());
         Ok(output)
@@ -174,24 +181,75 @@ impl StreamedExpertExecutor {
             let count = &mut self.usage[index][job.expert.index()];
             *count = count.saturating_add(job.rows() as u64);
         }
+        self.notes.forward(layer, plan);
     }
 
-    /// Begins to read experts that a later call will want, most likely those of the next layer; call it before the current
-    /// layer is executed, and they are read while that computes. `false` if there are no free working slots for them now.
+    /// What was wrong with the file of the usage ledger, which was begun anew then; it is replaced when it is saved.
+    #[must_use]
+    pub fn damaged_ledger(&self) -> Option<&DamagedLedger> {
+        self.notes.damaged_ledger()
+    }
+
+    /// The usage ledger as it is now; `None` if the executor has none.
+    #[must_use]
+    pub fn ledger(&self) -> Option<UsageLedger> {
+        self.notes.ledger()
+    }
+
+    /// Ends a turn (a request answered, say): the ledger's heat decays, pinned experts are swapped if that was asked for,
+    /// and the ledger is saved. Call it between forwards, once for all executors that share their slots. Does nothing
+    /// without a ledger, but to tell that routes could not be written.
     ///
-    /// They are read after what anybody waits for. They hold working slots until their layer is executed, until this is
-    /// called again (what was begun before is given up then, and so it is by naming no experts), or until a layer has to
-    /// wait for working slots; so there should be twice as many of these as a row has experts. Those that the layer turns out
-    /// not to want are not kept. Does not block, and changes no result.
+    /// Blocks until the ledger is on disk.
+    ///
+    /// # Errors
+    /// A ledger that could not be saved: what it has counted is kept, and saved by the next call. Routes that could not be
+    /// written, told once: recording has ended then.
+    pub fn end_turn(&mut self) -> Result<EndedTurn, TurnError> {
+        self.notes.end_turn(&self.manager)
+    }
+
+    /// Begins to read experts that a later call will want, most likely those of the next layer
+    /// ([`LookAhead`](crate::LookAhead) foresees them); call it before the current layer is executed, and they are read
+    /// while that computes. `false` if nothing was begun: there are no free working slots for them now, or foresight has
+    /// been switched off.
+    ///
+    /// They are read after what anybody waits for, and nothing is evicted for them. They hold working slots until their
+    /// layer is executed, until this is called again for it or for two other layers, or until a layer has to wait for
+    /// working slots; so there should be three times as many of these as a row has experts. Those that the layer turns out
+    /// not to want are not kept, and not read if that has not begun. Naming no experts gives up all that was begun. Does
+    /// not block, and changes no result.
+    ///
+    /// What is foreseen is compared with what is needed. If less than a quarter of it is right, experts are not read ahead
+    /// any more until half of what is foreseen would have been.
     ///
     /// # Errors
     /// A layer or an expert that does not exist, one named twice, more than there are working slots; a closed manager.
     pub fn read_ahead(&mut self, layer: LayerId, experts: &[ExpertId]) -> Result<bool, ExecuteError> {
-        self.ahead = None;
-        if !experts.is_empty() {
-            self.ahead = self.manager.begin(layer, experts, ReadPriority::Prefetch)?;
+        if experts.is_empty() {
+            self.ahead.clear();
+            self.foresight.forget();
+            return Ok(false);
         }
-        Ok(self.ahead.is_some())
+        self.ahead.retain(|lease| lease.layer() != layer);
+        if self.ahead.len() == LAYERS_AHEAD {
+            drop(self.ahead.remove(0));
+        }
+        let begun = if self.foresight.foresee(&self.manager, layer, experts) {
+            self.manager.begin(layer, experts, ReadPriority::Prefetch)?
+        } else {
+            None
+        };
+        let any = begun.is_some();
+        self.ahead.extend(begun);
+        Ok(any)
+    }
+
+    /// How well [`StreamedExpertExecutor::read_ahead`] was told what layers needed. What reading ahead cost and saved is in
+    /// the manager's telemetry.
+    #[must_use]
+    pub const fn foresight(&self) -> ForesightCounts {
+        self.foresight.counts()
     }
 
     /// Ends the readers, for every executor that [shares](StreamedExpertExecutor::share) them. Dropping the last of these
@@ -200,7 +258,7 @@ impl StreamedExpertExecutor {
     /// # Errors
     /// [`CloseError::Leased`] if somebody holds a lease of the manager.
     pub fn close(mut self) -> Result<(), CloseError> {
-        self.ahead = None;
+        self.ahead.clear();
         self.manager.close()
     }
 }
@@ -210,10 +268,11 @@ fn run(
     manager: &ResidencyManager,
     layer: LayerId,
     plan: &BatchPlan,
-    working: usize,
-    ahead: &mut Option<Lease>,
+    ahead: &mut Vec<Lease>,
     forward: &mut TierForward<'_>,
 ) -> Result<(), ExecuteError> {
     manager.safe_point().map_err(ExecuteError::Pressure)?;
+    // Leaked leases make it smaller. With nothing left, the request says so.
+    let working = manager.request_limit(layer).unwrap_or(0).max(1) as usize;
     run_waves(manager, layer, plan, working, ahead, forward)
 }

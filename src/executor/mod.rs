@@ -7,12 +7,16 @@ mod error;
 )]
 mod executor;
 mod families;
+mod foresight;
 mod layer;
+mod notes;
 mod options;
 mod wave;
 
 pub use error::{ExecuteError, ExecutorOpenError};
 pub use executor::StreamedExpertExecutor;
+pub use foresight::ForesightCounts;
 pub(crate) use layer::LayerShape;
-pub use options::{ExecutorOptions, Family};
+pub use notes::{EndedTurn, TurnError};
+pub use options::{ExecutorOptions, Family, RecordOptions};
 pub(crate) use wave::run_waves;

@@ -1,9 +1,13 @@
 //! How an executor is opened.
 
+use std::path::PathBuf;
+
 use crate::{
     compute::host::HostOptions,
     policy::{CachePolicy, Echo, PolicyScope},
+    recorder::RecorderLimits,
     residency::{Budget, ManagerOptions},
+    usage::SwapOptions,
 };
 
 /// Who computes the experts.
@@ -53,6 +57,32 @@ pub struct ExecutorOptions {
     pub manager: ManagerOptions,
     /// Makes each tier's cache policy. Default [`Echo::boxed`]. It does not change a result.
     pub policy: fn(&PolicyScope<'_>) -> Box<dyn CachePolicy>,
+    /// A [usage ledger](crate::UsageLedger): read when the executor is opened, counted into by every forward, saved by
+    /// [`StreamedExpertExecutor::end_turn`](crate::StreamedExpertExecutor::end_turn). Default: none.
+    pub ledger: Option<PathBuf>,
+    /// Which pinned experts [`StreamedExpertExecutor::end_turn`](crate::StreamedExpertExecutor::end_turn) swaps for
+    /// resident ones that the ledger has seen more of. Default: none. No effect without a ledger or without pinned
+    /// experts.
+    pub swap_pins: Option<SwapOptions>,
+    /// Writes every route to a file, for [`replay`](crate::replay). Default: no.
+    pub record: Option<RecordOptions>,
+}
+
+/// Where routes are written, and how much of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordOptions {
+    /// A file that does not exist yet.
+    pub path: PathBuf,
+    /// Default 256 MiB, without weights.
+    pub limits: RecorderLimits,
+}
+
+impl RecordOptions {
+    /// A file at `path` within the default limits.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), limits: RecorderLimits::default() }
+    }
 }
 
 impl ExecutorOptions {
@@ -65,6 +95,9 @@ impl ExecutorOptions {
             host: HostOptions::default(),
             manager: ManagerOptions::default(),
             policy: Echo::boxed,
+            ledger: None,
+            swap_pins: None,
+            record: None,
         }
     }
 }

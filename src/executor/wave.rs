@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Runs every wave of `plan`, with `working` working slots. `ahead` is what was read before it was asked for; it is given up
-/// as soon as its layer has its first wave, or when a wave has to wait.
+/// as soon as its layer has its first wave, or when a wave has to wait, this layer's last.
 ///
 /// # Errors
 /// The first wave that fails ends the pass; what it had submitted is fenced and its lease released before this returns.
@@ -21,7 +21,7 @@ pub(crate) fn run_waves<F: Forward>(
     layer: LayerId,
     plan: &BatchPlan,
     working: usize,
-    ahead: &mut Option<Lease>,
+    ahead: &mut Vec<Lease>,
     forward: &mut F,
 ) -> Result<(), ExecuteError> {
     // All at once if the slots suffice; else two waves share them, so that one is read while the other computes.
@@ -45,7 +45,7 @@ struct Waves<'a> {
     /// Those whose experts are leased and being read.
     begun: VecDeque<(&'a [Job], Lease)>,
     most_begun: usize,
-    ahead: &'a mut Option<Lease>,
+    ahead: &'a mut Vec<Lease>,
 }
 
 impl<'a> Waves<'a> {
@@ -56,16 +56,25 @@ impl<'a> Waves<'a> {
         }
         let Some(wave) = self.rest.next() else { return Ok(None) };
         let experts = experts(wave);
-        let lease = match self.manager.try_admit(self.layer, &experts)? {
+        let lease = match self.admit_beside_others(&experts)? {
             Some(lease) => lease,
             None => {
-                drop(self.ahead.take());
+                self.ahead.clear();
                 self.manager.admit(self.layer, &experts)?
             }
         };
         // What the wave wants of it is held by the wave now.
-        drop(self.ahead.take_if(|ahead| ahead.layer() == self.layer));
+        self.ahead.retain(|ahead| ahead.layer() != self.layer);
         Ok(Some((wave, lease)))
+    }
+
+    /// Leases a wave without waiting, if it must by giving up what was read for other layers.
+    fn admit_beside_others(&mut self, experts: &[ExpertId]) -> Result<Option<Lease>, ExecuteError> {
+        if let Some(lease) = self.manager.try_admit(self.layer, experts)? {
+            return Ok(Some(lease));
+        }
+        self.ahead.retain(|ahead| ahead.layer() == self.layer);
+        Ok(self.manager.try_admit(self.layer, experts)?)
     }
 
     /// Has further waves read, as far as there are slots.
@@ -212,7 +221,7 @@ mod tests {
             let plan = BatchPlan::new(&Routes::from_top_k(1, 8, &all, &[0.125; 8], 8).unwrap(), 8).unwrap();
             let mut forward =
                 Patient { manager: manager.clone(), each_miss, submitted: Vec::new(), all: 8, ahead };
-            run_waves(&manager, LayerId(0), &plan, working as usize, &mut None, &mut forward).unwrap();
+            run_waves(&manager, LayerId(0), &plan, working as usize, &mut Vec::new(), &mut forward).unwrap();
             forward.submitted.sort_unstable();
             assert_eq!(forward.submitted, all.into_iter().map(ExpertId).collect::<Vec<_>>());
             assert_eq!(manager.telemetry().slots.leases, 0);

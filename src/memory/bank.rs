@@ -47,6 +47,8 @@ pub struct Bank {
     base: NonNull<u8>,
     slots: u32,
     slot_bytes: usize,
+    /// Whether the system was told to keep the slots in memory, and did not refuse.
+    wired: bool,
 }
 
 // SAFETY: `base` points into `memory`, which is Send + Sync and may be used from any thread by its trait's contract;
@@ -92,7 +94,7 @@ impl Bank {
         // wrapping arithmetic is used and the pointer is never dereferenced).
         let base = unsafe { NonNull::new_unchecked(memory.base().as_ptr().wrapping_add(skipped)) };
         let slot_bytes = usize::try_from(slot_bytes).map_err(|_| BankError::Size { slots, slot_bytes })?;
-        Ok(Self { memory, base, slots, slot_bytes })
+        Ok(Self { memory, base, slots, slot_bytes, wired: false })
     }
 
     /// Bytes to allocate so that `slots` aligned slots fit wherever the allocation begins.
@@ -189,6 +191,32 @@ impl Bank {
         unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), range.end - range.start) }
     }
 
+    /// Whether the memory of single slots can be given back to the system.
+    pub(crate) fn can_release_memory(&self) -> bool {
+        self.memory.can_release_pages()
+    }
+
+    /// Tells the system to keep the slots in memory once they have been filled: neither swapped out nor compressed.
+    ///
+    /// # Errors
+    /// What the system answers, and then nothing is wired. Linux lets a process wire what RLIMIT_MEMLOCK says.
+    pub(crate) fn wire(&mut self) -> std::io::Result<()> {
+        for slot in (0..self.slots).map(SlotId) {
+            // SAFETY: `&mut self`: nobody else has the bank.
+            let bytes = unsafe { self.slot_mut(slot) };
+            if let Err(error) = os::wire_pages(bytes) {
+                for wired in (0..slot.0).map(SlotId) {
+                    // SAFETY: as above.
+                    let bytes = unsafe { self.slot_mut(wired) };
+                    let _ = os::unwire_pages(bytes); // what was wired can be unwired; the first error is the one to tell
+                }
+                return Err(error);
+            }
+        }
+        self.wired = true;
+        Ok(())
+    }
+
     /// Gives the memory of a slot back to the system; its bytes are unspecified (but initialised) afterwards.
     ///
     /// # Safety
@@ -202,10 +230,14 @@ impl Bank {
         }
         // SAFETY: the caller has the slot for itself.
         let bytes = unsafe { self.slot_mut(slot) };
+        if self.wired {
+            os::unwire_pages(bytes)?;
+        }
         os::release_pages(bytes)
     }
 
-    /// Tells the system that a slot whose memory was given back is used again.
+    /// Tells the system that a slot whose memory was given back is used again. If the slots are wired, this one is again,
+    /// if the system lets it.
     ///
     /// # Safety
     /// As [`Bank::slot_mut`].
@@ -218,6 +250,9 @@ impl Bank {
         }
         // SAFETY: the caller has the slot for itself.
         let bytes = unsafe { self.slot_mut(slot) };
+        if self.wired {
+            let _ = os::wire_pages(bytes); // a slot that is not wired is as good, only slower in need
+        }
         os::reuse_pages(bytes)
     }
 }
@@ -333,6 +368,28 @@ mod tests {
         unsafe { bank.slot_mut(SlotId(1)) }.fill(9);
         // SAFETY: as above.
         assert!(unsafe { bank.slot(SlotId(1)) }.iter().all(|&b| b == 9));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_wired_slot_can_be_given_back_and_is_wired_again_when_it_is_used() {
+        let locked = || {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+            line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+        };
+        let mut bank = Bank::anonymous(2, SLOT_ALIGNMENT_BYTES).unwrap();
+        let before = locked();
+        bank.wire().unwrap();
+        assert_eq!(locked() - before, 2 * SLOT_ALIGNMENT_BYTES);
+        // SAFETY: one thread, one slice at a time.
+        unsafe { bank.slot_mut(SlotId(1)) }.fill(7);
+        // SAFETY: as above.
+        unsafe { bank.release_memory(SlotId(1)) }.unwrap();
+        assert_eq!(locked() - before, SLOT_ALIGNMENT_BYTES);
+        // SAFETY: as above.
+        unsafe { bank.reuse_memory(SlotId(1)) }.unwrap();
+        assert_eq!(locked() - before, 2 * SLOT_ALIGNMENT_BYTES);
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod info;
 mod latch;
 
 pub use bank::{Bank, BankError, BankMemory};
-pub use info::MemoryInfo;
+pub use info::{MemoryInfo, PressureLevel};
 pub(crate) use latch::{LatchedBank, PartedFilling, ReadRight, SlotPart};
 
 /// Every component of a slot, and the slot itself, begins on this boundary: the page size of Apple silicon.

@@ -123,6 +123,15 @@ pub enum OpenError {
         /// What was asked for.
         mode: ChecksumMode,
     },
+    /// A governor for memory that cannot be given back.
+    #[error(
+        "a governor was asked for, but the memory of {tier}'s slots cannot be given back to the system: it is the \
+         backend's own; use the host family, or no governor"
+    )]
+    Ungovernable {
+        /// The first tier of which that is so.
+        tier: TierId,
+    },
     /// The system refused a thread.
     #[error("could not start {readers} reader threads")]
     Spawn {

@@ -1,16 +1,17 @@
 //! The door to residency.
 
-use std::{fmt, time::Duration};
+use std::{fmt, io, time::Duration};
 
 use super::{
     admission::Purpose,
     advisor::Advisor,
     cancel::{CancelToken, Wake},
     error::{CloseError, LeaseError, OpenError},
+    governor::GovernorOptions,
     lease::Lease,
     plan::ResidencyPlan,
     pressure::Pressure,
-    state::{Core, State},
+    state::{Core, State, TierState},
     table::{Place, Role, SlotState},
     telemetry::TelemetrySnapshot,
 };
@@ -23,6 +24,7 @@ use crate::{
         Checks, ChecksumMode, DriveTelemetry, LoadErrors, LoadSink, ReadOptions, ReadPriority, ReaderPool,
     },
     sync::{Arc, Condvar, Mutex, MutexGuard, Weak, lock},
+    usage::PinSwap,
 };
 
 /// More readers than any drive has use for.
@@ -39,11 +41,25 @@ pub struct ManagerOptions {
     pub checksums: ChecksumMode,
     /// Through the page cache or past it, in pieces of what size, and what happens when a drive stalls.
     pub reading: ReadOptions,
+    /// Makes the budget hold while other memory than the slots' grows; acts in [`ResidencyManager::safe_point`].
+    /// Default: none, because it takes every byte that the process holds and the budget does not declare
+    /// ([`Budget::fixed_bytes`](crate::Budget::fixed_bytes)) off the resident part. An error if the memory of the slots
+    /// cannot be given back: MLX's own, on its CPU and CUDA backends.
+    pub governor: Option<GovernorOptions>,
+    /// Keeps slots from being swapped out or compressed once they are filled. Default: no. If the system refuses (most
+    /// let a process wire little), [`ResidencyManager::wiring_refused`] says so, and everything works without.
+    pub wire_slots: bool,
 }
 
 impl Default for ManagerOptions {
     fn default() -> Self {
-        Self { readers: 4, checksums: ChecksumMode::default(), reading: ReadOptions::default() }
+        Self {
+            readers: 4,
+            checksums: ChecksumMode::default(),
+            reading: ReadOptions::default(),
+            governor: None,
+            wire_slots: false,
+        }
     }
 }
 
@@ -67,6 +83,7 @@ pub(super) struct Inner {
     pub(super) pool: ReaderPool,
     pub(super) pressure: Pressure,
     pub(super) reading: ReadOptions,
+    wiring_refused: Option<io::Error>,
     plan: ResidencyPlan,
     layers: Vec<LayerPlace>,
 }
@@ -93,11 +110,11 @@ impl ResidencyManager {
     ///
     /// # Errors
     /// A plan for another source, banks that are not as the plan says, an impossible number of readers, checksums asked
-    /// for of a source that lacks them, or a system that gives no thread.
+    /// for of a source that lacks them, a governor for memory that cannot be given back, or a system that gives no thread.
     pub fn new(
         source: Arc<dyn ExpertSource>,
         plan: ResidencyPlan,
-        banks: Vec<Bank>,
+        mut banks: Vec<Bank>,
         mut policy: impl FnMut(&PolicyScope<'_>) -> Box<dyn CachePolicy>,
         options: &ManagerOptions,
     ) -> Result<Self, OpenError> {
@@ -107,6 +124,11 @@ impl ResidencyManager {
         }
         check_source(&plan, &*source)?;
         check_banks(&plan, &banks)?;
+        let kept = plan.tiers().iter().zip(&banks).find(|(_, bank)| !bank.can_release_memory());
+        if let (Some((tier, _)), Some(_)) = (kept, &options.governor) {
+            return Err(OpenError::Ungovernable { tier: tier.tier() });
+        }
+        let wiring = if options.wire_slots { banks.iter_mut().try_for_each(Bank::wire) } else { Ok(()) };
         let checks = Checks::new(&*source, options.checksums);
         let checks = checks.map_err(|key| OpenError::NoChecksum { key, mode: options.checksums })?;
         let banks: Arc<[LatchedBank]> = banks.into_iter().map(LatchedBank::new).collect();
@@ -121,8 +143,12 @@ impl ResidencyManager {
         let pool = ReaderPool::start(&source, &banks, &sink, checks, readers, &options.reading, slots)
             .map_err(|source| OpenError::Spawn { readers, source })?;
         let (layers, reading) = (places(&plan), options.reading.clone());
-        let pressure = Pressure::new();
-        Ok(Self { inner: Arc::new(Inner { core, pool, pressure, reading, plan, layers }) })
+        let pressure = Pressure::new(&plan, options.governor.clone());
+        let wiring_refused = wiring.err();
+        if let Some(error) = &wiring_refused {
+            log::warn!("slots are not wired: the system answered: {error}");
+        }
+        Ok(Self { inner: Arc::new(Inner { core, pool, pressure, reading, wiring_refused, plan, layers }) })
     }
 
     /// The plan it was made with.
@@ -135,6 +161,12 @@ impl ResidencyManager {
     #[must_use]
     pub fn bank(&self, tier: TierId) -> Option<&Bank> {
         self.inner.core.banks.get(tier.index()).map(LatchedBank::bank)
+    }
+
+    /// Why slots are not wired although [`ManagerOptions::wire_slots`] asks for it: what the system answered.
+    #[must_use]
+    pub fn wiring_refused(&self) -> Option<&io::Error> {
+        self.inner.wiring_refused.as_ref()
     }
 
     /// The tier of a layer; `None` if it has no experts.
@@ -204,8 +236,9 @@ impl ResidencyManager {
         priority: ReadPriority,
     ) -> Result<Option<Lease>, LeaseError> {
         let mut lease = self.inner.try_admit(self.inner.place(layer)?, experts, Purpose::Ahead)?;
-        if let Some(lease) = &mut lease {
-            lease.read_ahead(priority);
+        match &mut lease {
+            Some(lease) => lease.read_ahead(priority),
+            None => self.inner.state().telemetry.ahead.refused += experts.len() as u64,
         }
         Ok(lease)
     }
@@ -265,6 +298,38 @@ impl ResidencyManager {
     pub fn resident_experts(&self, layer: LayerId) -> Vec<ExpertId> {
         let experts = self.inner.place(layer).map_or(0, |place| place.experts);
         (0..experts).map(ExpertId).filter(|&expert| self.is_resident(ExpertKey::new(layer, expert))).collect()
+    }
+
+    /// The pinned experts of a layer, ascending: the plan's, but for those that were swapped. In memory or not.
+    #[must_use]
+    pub fn pinned_experts(&self, layer: LayerId) -> Vec<ExpertId> {
+        let Ok(place) = self.inner.place(layer) else { return Vec::new() };
+        self.inner.state().tiers[place.tier.index()].table.pinned(place.position).collect()
+    }
+
+    /// Lets resident experts take the place of pinned ones ([`plan_swaps`](crate::plan_swaps)), which are resident then:
+    /// nothing is read, moved or freed, and leases are not touched. Swaps that make no sense (any more) are passed over.
+    /// How many were made.
+    pub fn swap_pins(&self, swaps: &[PinSwap]) -> u64 {
+        let mut state = self.inner.state();
+        let State { tiers, telemetry, .. } = &mut *state;
+        let mut swapped = 0;
+        for &PinSwap { layer, pinned, resident } in swaps {
+            let Ok(place) = self.inner.place(layer) else { continue };
+            if pinned.0.max(resident.0) >= place.experts {
+                continue;
+            }
+            let TierState { table, advisor, .. } = &mut tiers[place.tier.index()];
+            let at = |expert| Place { layer: place.position, expert };
+            let Some(kept) = table.swap_pin(at(pinned), at(resident)) else { continue };
+            advisor.removed(ExpertKey::new(layer, resident), &mut telemetry.policy);
+            if kept {
+                advisor.inserted(ExpertKey::new(layer, pinned), &mut telemetry.policy);
+            }
+            swapped += 1;
+        }
+        telemetry.policy.pin_swaps += swapped;
+        swapped
     }
 
     /// Records how long a whole forward took.

@@ -117,14 +117,13 @@ impl ResidencyPlan {
                 _ => Ok(u64::try_from(left_bytes).unwrap_or(u64::MAX)),
             };
         }
-        let needed_bytes = u64::try_from(needed_bytes).unwrap_or(u64::MAX);
-        Err(PlanError::TooSmall {
-            budget_bytes,
-            fixed_bytes: self.fixed_bytes,
-            tiers: self.tiers.iter().map(TierPlan::need).collect(),
-            needed_bytes,
-            missing_bytes: needed_bytes - budget_bytes,
-        })
+        let tiers = self.tiers.iter().map(TierPlan::need).collect();
+        let fixed_bytes = self.fixed_bytes;
+        let Ok(needed_bytes) = u64::try_from(needed_bytes) else {
+            return Err(PlanError::Overflow { fixed_bytes, tiers });
+        };
+        let missing_bytes = needed_bytes - budget_bytes;
+        Err(PlanError::TooSmall { budget_bytes, fixed_bytes, tiers, needed_bytes, missing_bytes })
     }
 
     fn spread(&mut self, left_bytes: u64) {

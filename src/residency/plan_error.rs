@@ -52,6 +52,17 @@ pub enum PlanError {
         /// What the budget lacks.
         missing_bytes: u64,
     },
+    /// What is to be held cannot be counted in 64 bits, so no budget holds it.
+    #[error(
+        "fixed {fixed_bytes} B{} are more than 2^64 B, which no budget holds; is the fixed part right?",
+        Terms(tiers)
+    )]
+    Overflow {
+        /// What the caller declared as fixed.
+        fixed_bytes: u64,
+        /// The smallest need of each tier.
+        tiers: Vec<TierNeed>,
+    },
     /// The budget is more than there is. A cache that does not fit is slower than a small one.
     #[error(
         "a budget of {budget_bytes} B is more than the {machine_bytes} B of memory that this machine or its control \

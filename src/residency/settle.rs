@@ -43,7 +43,16 @@ impl Lease {
             tier.keep(self.place.position, entry, &mut telemetry.policy);
         }
         for entry in &entries {
-            self.inner.let_go(tier, self.place.tier, entry, telemetry);
+            let slot = entry.slot.slot;
+            let wanted = tier.table.leases(slot) > 1 || tier.table.role(slot) != Role::Working;
+            let taken_back = self.inner.let_go(tier, self.place.tier, entry, telemetry);
+            if self.purpose == Purpose::Ahead && entry.status != Status::Hit {
+                let wasted = !wanted && !taken_back;
+                telemetry.ahead.used += u64::from(wanted);
+                telemetry.ahead.cancelled += u64::from(taken_back);
+                telemetry.ahead.wasted += u64::from(wasted);
+                telemetry.ahead.wasted_bytes += if wasted { tier.slot_bytes } else { 0 };
+            }
         }
         self.inner.core.slots_freed(tier);
         state.return_record(self.record, entries);
@@ -53,8 +62,8 @@ impl Lease {
 
 impl Inner {
     /// Ends the lease of one expert. What was read for nobody else and is not kept makes room; a read that nobody waits
-    /// for any more is taken back.
-    fn let_go(&self, tier: &mut TierState, id: TierId, entry: &Entry, telemetry: &mut Telemetry) {
+    /// for any more is taken back. Whether one was.
+    fn let_go(&self, tier: &mut TierState, id: TierId, entry: &Entry, telemetry: &mut Telemetry) -> bool {
         let (table, slot) = (&mut tier.table, entry.slot.slot);
         debug_assert_eq!(table.generation(slot), entry.slot.generation);
         let last = table.leases(slot) == 1;
@@ -70,6 +79,7 @@ impl Inner {
             telemetry.reads(role == Role::Pinned).cancelled += cancelled;
             table.vacate(slot);
         }
+        abandoned && matches!(state, SlotState::Reserved | SlotState::Loading)
     }
 }
 

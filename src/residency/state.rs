@@ -154,6 +154,11 @@ impl State {
         self.leases -= 1;
     }
 
+    /// Bytes of the slots that occupy memory.
+    pub(super) fn filled_bytes(&self) -> u64 {
+        self.tiers.iter().map(|tier| u64::from(tier.table.filled_slots()) * tier.slot_bytes).sum()
+    }
+
     pub(super) fn slot_counts(&self) -> SlotCounts {
         let mut counts = SlotCounts { leases: self.leases, ..SlotCounts::default() };
         for tier in &self.tiers {
@@ -161,6 +166,7 @@ impl State {
             counts.resident += resident;
             counts.resident_bytes += resident * tier.slot_bytes;
             counts.disabled += tier.table.disabled_slots() as u64;
+            counts.unreleased += tier.table.unreleased_slots() as u64;
             counts.leaked += u64::from(tier.leaked);
         }
         counts

@@ -47,6 +47,8 @@ struct Slot {
     role: Role,
     leases: u32,
     leaked: bool,
+    /// Whether it has been filled since its memory was given back: it occupies memory.
+    filled: bool,
     generation: Generation,
     last_use: u64,
 }
@@ -78,7 +80,7 @@ pub(super) struct LayerSlots {
 ///    `disabled`, once), and have no leases.
 /// 3. A working slot without leases is idle, or is loading for nobody.
 /// 4. Resident slots are ready, and `resident` counts them for each layer; no layer has more than `planned`.
-/// 5. Pinned slots are those of the plan, and keep their experts.
+/// 5. Each layer has as many pinned slots as the plan says; they keep their experts until they are swapped for others.
 /// 6. `disabled` ≤ Σ over layers of planned − max(allowed, resident): so when no lease is held and no read under way,
 ///    at least `working` slots are free, and a request for that many is admitted.
 #[derive(Debug)]
@@ -89,6 +91,7 @@ pub(super) struct SlotTable {
     free: Vec<SlotId>,
     disabled: Vec<SlotId>,
     working: u32,
+    filled: u32,
     uses: u64,
 }
 
@@ -117,6 +120,7 @@ impl SlotTable {
             role: Role::Working,
             leases: 0,
             leaked: false,
+            filled: false,
             generation: Generation(0),
             last_use: 0,
         };
@@ -127,6 +131,7 @@ impl SlotTable {
             free: (0..plan.slots()).rev().map(SlotId).collect(),
             disabled: Vec::with_capacity(plan.resident_slots() as usize),
             working: plan.working_slots(),
+            filled: 0,
             uses: 0,
         };
         for (layer, pinned) in plan.layers().iter().map(super::plan::LayerPlan::pinned).enumerate() {
@@ -218,7 +223,26 @@ impl SlotTable {
     /// Reserved → loading.
     pub(super) fn start(&mut self, slot: SlotId) {
         debug_assert_eq!(self.state(slot), SlotState::Reserved);
-        self.slots[slot.index()].state = SlotState::Loading;
+        let started = &mut self.slots[slot.index()];
+        started.state = SlotState::Loading;
+        self.filled += u32::from(!std::mem::replace(&mut started.filled, true));
+    }
+
+    /// Notes that the memory of a disabled slot was given back.
+    pub(super) fn released(&mut self, slot: SlotId) {
+        let released = &mut self.slots[slot.index()];
+        debug_assert_eq!(released.role, Role::Disabled);
+        self.filled -= u32::from(std::mem::replace(&mut released.filled, false));
+    }
+
+    /// How many slots occupy memory: those filled since their memory was last given back.
+    pub(super) fn filled_slots(&self) -> u32 {
+        self.filled
+    }
+
+    /// How many of them are out of use.
+    pub(super) fn unreleased_slots(&self) -> usize {
+        self.disabled.iter().filter(|slot| self.slots[slot.index()].filled).count()
     }
 
     /// Loading → ready.
@@ -259,6 +283,32 @@ impl SlotTable {
         if let Some(place) = promoted.key {
             self.layers[place.layer].resident += 1;
         }
+    }
+
+    /// Resident → pinned, and a pinned expert of the same layer → resident, or → nothing if it has never been read. Both
+    /// stay where they are, leased or not. Whether the second is resident now; `None` and no change unless the one is
+    /// resident, the other pinned, and no read of it under way.
+    pub(super) fn swap_pin(&mut self, pinned: Place, resident: Place) -> Option<bool> {
+        let (old, new) = (self.find(pinned)?, self.find(resident)?);
+        let roles = (self.role(old), self.role(new));
+        let unread = self.state(old) == SlotState::Reserved && self.leases(old) == 0;
+        let settled = self.state(old) == SlotState::Ready || unread;
+        if pinned.layer != resident.layer || roles != (Role::Pinned, Role::Resident) || !settled {
+            return None;
+        }
+        self.slots[new.index()].role = Role::Pinned;
+        self.slots[old.index()].role = Role::Resident;
+        if unread {
+            self.vacate(old);
+        }
+        Some(!unread)
+    }
+
+    /// The pinned experts of a layer, ascending.
+    pub(super) fn pinned(&self, layer: usize) -> impl Iterator<Item = ExpertId> + '_ {
+        let LayerSlots { first, experts, .. } = self.layers[layer];
+        let slots = (0..).map(ExpertId).zip(&self.index[first..first + experts as usize]);
+        slots.filter(|(_, slot)| slot.is_some_and(|slot| self.role(slot) == Role::Pinned)).map(|(id, _)| id)
     }
 
     /// Sets how many residents memory pressure leaves a layer.
@@ -354,6 +404,8 @@ impl SlotTable {
             assert_eq!(self.residents(position).count(), layer.resident as usize, "4: {}", layer.layer);
             assert!(layer.resident <= layer.planned && layer.allowed <= layer.planned, "4: {}", layer.layer);
         }
+        let filled = self.slots.iter().filter(|slot| slot.filled).count();
+        assert_eq!(filled, self.filled as usize, "as many filled slots as counted");
         assert!(self.disabled.len() <= self.disable_target(), "6: {} disabled", self.disabled.len());
         let held = self.slots.iter().filter(|slot| slot.role == Role::Working && slot.key.is_some()).count();
         assert!(self.free.len() + held >= self.working as usize, "6: {} free, {held} held", self.free.len());

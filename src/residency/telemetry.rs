@@ -42,6 +42,23 @@ pub struct ReadCounts {
     pub unclaimed: u64,
 }
 
+/// Experts that were read ahead ([`ResidencyManager::begin`](crate::ResidencyManager::begin)), by what became of them; those
+/// that were in memory already are not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AheadCounts {
+    /// A request wanted them: they were in memory for it, or on their way.
+    pub used: u64,
+    /// Nobody wanted them, though they were read, or being read.
+    pub wasted: u64,
+    /// Bytes of their slots.
+    pub wasted_bytes: u64,
+    /// Nobody wanted them, and they were taken back before a reader had them.
+    pub cancelled: u64,
+    /// Named when there were no free working slots, in memory or not.
+    pub refused: u64,
+}
+
 /// What the policy and the slot table did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -54,6 +71,8 @@ pub struct PolicyCounts {
     pub bypasses: u64,
     /// Experts that gave way to memory pressure.
     pub pressure_evictions: u64,
+    /// Pinned experts that gave their place to resident ones.
+    pub pin_swaps: u64,
     /// Answers of a policy that the table refused, panics included.
     pub violations: u64,
 }
@@ -68,6 +87,8 @@ pub struct SlotCounts {
     pub resident_bytes: u64,
     /// Slots that memory pressure took out of use.
     pub disabled: u64,
+    /// Of these, those whose memory was not given back: it cannot be, or the system refused it and will be asked again.
+    pub unreleased: u64,
     /// Slots lost to leaked leases.
     pub leaked: u64,
     /// Leases that are held.
@@ -80,6 +101,8 @@ pub struct SlotCounts {
 pub struct TelemetrySnapshot {
     /// Requests by callers. Preloading pinned experts is not counted.
     pub requests: RequestCounts,
+    /// Reads ahead of requests. Their bytes are among `demand_reads`.
+    pub ahead: AheadCounts,
     /// Reads for requests.
     pub demand_reads: ReadCounts,
     /// Reads of pinned experts, whoever asked first.
@@ -102,6 +125,7 @@ pub struct TelemetrySnapshot {
 #[derive(Debug)]
 pub(super) struct Telemetry {
     pub(super) requests: RequestCounts,
+    pub(super) ahead: AheadCounts,
     pub(super) demand_reads: ReadCounts,
     pub(super) pinned_reads: ReadCounts,
     pub(super) policy: PolicyCounts,
@@ -115,6 +139,7 @@ impl Telemetry {
     pub(super) fn new() -> Self {
         Self {
             requests: RequestCounts::default(),
+            ahead: AheadCounts::default(),
             demand_reads: ReadCounts::default(),
             pinned_reads: ReadCounts::default(),
             policy: PolicyCounts::default(),
@@ -163,6 +188,7 @@ impl Telemetry {
     pub(super) fn snapshot(&self, slots: SlotCounts) -> TelemetrySnapshot {
         TelemetrySnapshot {
             requests: self.requests,
+            ahead: self.ahead,
             demand_reads: self.demand_reads,
             pinned_reads: self.pinned_reads,
             policy: self.policy,
@@ -176,6 +202,7 @@ impl Telemetry {
 
     pub(super) fn reset(&mut self) {
         self.requests = RequestCounts::default();
+        self.ahead = AheadCounts::default();
         self.demand_reads = ReadCounts::default();
         self.pinned_reads = ReadCounts::default();
         self.policy = PolicyCounts::default();

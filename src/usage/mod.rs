@@ -2,6 +2,8 @@
 
 mod ledger;
 mod pins;
+mod swaps;
 
 pub use ledger::{DamagedLedger, LedgerError, UsageLedger};
 pub use pins::{PinOptions, plan_pins};
+pub use swaps::{PinSwap, SwapOptions, plan_swaps};

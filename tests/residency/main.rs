@@ -4,6 +4,7 @@
 #[path = "../doubles/mod.rs"]
 mod doubles;
 
+mod ahead;
 mod leases;
 mod model;
 mod plan;

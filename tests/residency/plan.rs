@@ -79,13 +79,33 @@ fn a_budget_that_is_too_small_is_refused_with_every_term() {
 }
 
 #[test]
-fn a_fixed_part_larger_than_the_budget_is_refused_without_overflow() {
+fn a_sum_that_cannot_be_counted_is_said_to_be_one_and_not_to_lack_some_bytes() {
     let source = TestSource::new(&[8]);
-    let error = plan(&source, |budget| budget.fixed_bytes = u64::MAX).unwrap_err();
-    assert!(
-        matches!(error, PlanError::TooSmall { needed_bytes: u64::MAX, missing_bytes: u64::MAX, .. }),
-        "{error}"
-    );
+    let slot_bytes = source.slot_bytes();
+    for budget_bytes in [0, 1 << 40, u64::MAX] {
+        let refusal = |fixed_bytes| {
+            let budget = Budget { fixed_bytes, ..Budget::new(budget_bytes) };
+            ResidencyPlan::new(&source, &budget).unwrap_err()
+        };
+        for fixed_bytes in [u64::MAX, u64::MAX - 9 * slot_bytes + 1] {
+            let error = refusal(fixed_bytes);
+            assert!(matches!(error, PlanError::Overflow { .. }), "{error}");
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "fixed {fixed_bytes} B + T0 98304 B × (8 working + 1 resident + 0 pinned) are more than 2^64 B, \
+                     which no budget holds; is the fixed part right?"
+                )
+            );
+        }
+        let largest = refusal(u64::MAX - 9 * slot_bytes);
+        match largest {
+            PlanError::TooSmall { needed_bytes, missing_bytes, .. } => {
+                assert_eq!((needed_bytes, missing_bytes), (u64::MAX, u64::MAX - budget_bytes));
+            }
+            other => assert!(matches!(other, PlanError::BeyondMachine { .. }), "{other}"),
+        }
+    }
 }
 
 #[test]

@@ -5,7 +5,10 @@ use std::{
     sync::{Arc, atomic::AtomicU8},
 };
 
-use streamed_experts::{Bank, ExpertSource, LayerId, Lru, ManagerOptions, ResidencyManager, SafePoint};
+use streamed_experts::{
+    Bank, ExpertSource, GovernorOptions, LayerId, Lru, ManagerOptions, OpenError, ResidencyManager,
+    SafePoint, TierId,
+};
 
 use crate::doubles::{TestSource, experts, key, manager, pass, residents};
 
@@ -144,4 +147,151 @@ fn memory_that_cannot_be_given_back_is_told_of_and_is_no_error() {
     manager.set_resident_limit_bytes(Some(0));
     let done = manager.safe_point().unwrap();
     assert_eq!((done.evicted, done.released_bytes, done.kept_bytes), (2, 0, 2 * source.slot_bytes()));
+}
+
+#[test]
+fn a_governor_of_memory_that_cannot_be_given_back_is_refused() {
+    let source = Arc::new(TestSource::new(&[8]));
+    let plan = source.plan(2, 2);
+    let bytes = (0..5 * source.slot_bytes()).map(|_| AtomicU8::new(0)).collect::<Vec<_>>();
+    let memory = Leaked(bytes.leak());
+    let bank = Bank::from_memory(Box::new(memory), plan.tiers()[0].slots(), source.slot_bytes()).unwrap();
+    let source = source as Arc<dyn ExpertSource>;
+    let options = ManagerOptions { governor: Some(GovernorOptions::default()), ..ManagerOptions::default() };
+    let error = ResidencyManager::new(source, plan, vec![bank], Lru::boxed, &options).unwrap_err();
+    assert!(matches!(error, OpenError::Ungovernable { tier: TierId(0) }), "{error}");
+}
+
+#[cfg(target_os = "linux")]
+mod on_linux {
+    use std::time::Duration;
+
+    use memmap2::MmapMut;
+    use streamed_experts::{BankMemory, Budget, MemoryInfo, ResidencyPlan};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn open(source: &Arc<TestSource>, plan: ResidencyPlan, options: &ManagerOptions) -> ResidencyManager {
+        let banks = plan.anonymous_banks().unwrap();
+        let source = Arc::clone(source) as Arc<dyn ExpertSource>;
+        ResidencyManager::new(source, plan, banks, Lru::boxed, options).unwrap()
+    }
+
+    /// Other tests of this process take and give memory meanwhile: much less than this.
+    const NOISE_BYTES: u64 = 48 * MIB;
+
+    #[test]
+    fn what_the_rest_of_the_process_takes_beyond_the_budget_is_given_up_and_comes_back() {
+        let source = Arc::new(TestSource::with_tiers(&[2048], &[(0, 24)]));
+        let slot_bytes = source.slot_bytes();
+        let held = MemoryInfo::measure().footprint_bytes.unwrap();
+        let budget = Budget {
+            fixed_bytes: held + NOISE_BYTES,
+            working_slots: 1,
+            ..Budget::new(held + NOISE_BYTES + 21 * slot_bytes)
+        };
+        let governor =
+            GovernorOptions { interval: Duration::ZERO, calm: Duration::from_millis(1), reserve_bytes: 0 };
+        let options = ManagerOptions { governor: Some(governor), ..ManagerOptions::default() };
+        let manager = open(&source, ResidencyPlan::new(&*source, &budget).unwrap(), &options);
+        for expert in 0..20 {
+            pass(&source, &manager, 0, &experts([expert]));
+            manager.safe_point().unwrap();
+        }
+        let mut ballast = MmapMut::map_anon((NOISE_BYTES + 10 * slot_bytes) as usize).unwrap();
+        ballast.fill(1);
+        let done = manager.safe_point().unwrap();
+        let resident = manager.telemetry().slots.resident;
+        assert!(done.released_bytes > 0 && resident <= 20, "{done:?}, {resident} resident");
+        assert!(resident <= 16, "at least what the ballast takes beyond the noise goes: {resident}");
+        let footprint = MemoryInfo::measure().footprint_bytes.unwrap();
+        assert!(footprint <= budget.budget_bytes + NOISE_BYTES, "{footprint} {budget:?}");
+        drop(ballast);
+        crate::doubles::eventually("growing again", || {
+            std::thread::sleep(Duration::from_millis(2));
+            manager.safe_point().unwrap();
+            manager.telemetry().slots.disabled == 0
+        });
+        manager.check_invariants();
+    }
+
+    /// An anonymous mapping whose pages the system will not take back as long as they are locked.
+    #[derive(Debug)]
+    struct Locked {
+        base: NonNull<u8>,
+        map: MmapMut,
+    }
+
+    // SAFETY: `base` is the beginning of the mapping it travels with, which nothing else uses.
+    #[expect(unsafe_code, reason = "memory of a backend, as a user would write it")]
+    unsafe impl Send for Locked {}
+    // SAFETY: as above.
+    #[expect(unsafe_code, reason = "as above")]
+    unsafe impl Sync for Locked {}
+    // SAFETY: the mapping lives as long as the value, does not move, is zero-filled, and is private.
+    #[expect(unsafe_code, reason = "as above")]
+    unsafe impl BankMemory for Locked {
+        fn base(&self) -> NonNull<u8> {
+            self.base
+        }
+        fn len_bytes(&self) -> usize {
+            self.map.len()
+        }
+        fn can_release_pages(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn a_slot_that_the_system_does_not_take_back_is_told_of_once_and_offered_again() {
+        let source = Arc::new(TestSource::new(&[8]));
+        let plan = source.plan(4, 2);
+        let mut map = MmapMut::map_anon((7 * source.slot_bytes()) as usize).unwrap();
+        let base = NonNull::from(&mut map[..]).cast::<u8>();
+        let bytes = map.len();
+        // SAFETY: the range is the mapping, which outlives the test in the manager; locking changes no byte.
+        #[expect(unsafe_code, reason = "locked pages are what madvise refuses")]
+        unsafe { rustix::mm::mlock(base.as_ptr().cast(), bytes) }.unwrap();
+        let slots = plan.tiers()[0].slots();
+        let bank = Bank::from_memory(Box::new(Locked { base, map }), slots, source.slot_bytes()).unwrap();
+        let source_dyn = Arc::clone(&source) as Arc<dyn ExpertSource>;
+        let manager =
+            ResidencyManager::new(source_dyn, plan, vec![bank], Lru::boxed, &ManagerOptions::default())
+                .unwrap();
+        pass(&source, &manager, 0, &experts([0, 1]));
+        pass(&source, &manager, 0, &experts([2, 3]));
+        manager.set_resident_limit_bytes(Some(2 * source.slot_bytes()));
+        let error = manager.safe_point().unwrap_err();
+        assert_eq!((error.failures.len(), error.done.disabled, error.done.released_bytes), (2, 2, 0));
+        assert_eq!((manager.telemetry().slots.disabled, manager.telemetry().slots.unreleased), (2, 2));
+        for _ in 0..5 {
+            assert_eq!(manager.safe_point().unwrap(), SafePoint::default(), "told once");
+        }
+        // SAFETY: as above.
+        #[expect(unsafe_code, reason = "as above")]
+        unsafe { rustix::mm::munlock(base.as_ptr().cast(), bytes) }.unwrap();
+        let released: u64 = (0..20).map(|_| manager.safe_point().unwrap().released_bytes).sum();
+        assert_eq!(released, 2 * source.slot_bytes(), "offered again, and each once");
+        assert_eq!(manager.telemetry().slots.unreleased, 0);
+        manager.check_invariants();
+    }
+
+    #[test]
+    fn wired_slots_work_and_shrink_like_others() {
+        let source = Arc::new(TestSource::new(&[8]));
+        let options = ManagerOptions { wire_slots: true, ..ManagerOptions::default() };
+        let manager = open(&source, source.plan(4, 2), &options);
+        // Where wiring is refused, the manager says so and everything else is the same.
+        let refused = manager.wiring_refused().map(ToString::to_string);
+        for expert in 0..4 {
+            pass(&source, &manager, 0, &experts([expert]));
+        }
+        manager.set_resident_limit_bytes(Some(source.slot_bytes()));
+        assert_eq!(manager.safe_point().unwrap().released_bytes, 3 * source.slot_bytes(), "{refused:?}");
+        manager.set_resident_limit_bytes(None);
+        assert_eq!(manager.safe_point().unwrap().enabled, 3);
+        pass(&source, &manager, 0, &experts([5, 6]));
+    }
 }

@@ -15,7 +15,7 @@ use streamed_experts::{
     ReplaySlots, S3Fifo, SlotId, TierId, Trace, Verdict, replay,
 };
 
-const KIMI: &str = include_str!("../examples/data/kimi-linear-300.jsonl");
+const KIMI: &str = include_str!("../../examples/data/kimi-linear-300.jsonl");
 const EXPERTS: usize = 256;
 const SLOTS: u32 = 64;
 const ROUNDS: u32 = 15;
@@ -172,7 +172,7 @@ fn look_up_ns(trace: &Trace) -> f64 {
     best_ns(rounds, asked.len())
 }
 
-fn main() {
+pub fn print() {
     let trace = Trace::from_text(KIMI).expect("the trace comes with the examples");
     let look_up_ns = look_up_ns(&trace);
     println!("one look-up in a HashMap<ExpertKey, SlotId> of {} experts: {look_up_ns:.1} ns", 26 * EXPERTS);
