@@ -63,8 +63,6 @@ mutant "a release wakes nobody who waits for slots" src/residency/settle.rs \
     's/self\.inner\.core\.slots_freed\(tier\);//'
 mutant "a woken request does not look whether there are slots" src/residency/admission.rs \
     's/if request\.possible\(&state, Some\(ticket\)\) \{/if true {/'
-mutant "closing does not wake requests that wait" src/residency/manager.rs \
-    's/self\.inner\.core\.admission\.notify_all\(\);//'
 mutant "a woken request does not look whether the manager was closed" src/residency/admission.rs \
     's/(state = wait\(&self\.core\.admission, state\);\s*)if state\.closed \{/$1if false {/'
 mutant "cancelling wakes nobody" src/residency/cancel.rs 's/watcher\.wake_all\(\);//'

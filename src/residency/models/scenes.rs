@@ -158,6 +158,27 @@ fn loom_closing_refuses_or_waits_but_never_hangs() {
 }
 
 #[test]
+fn loom_closing_ends_a_request_that_waits_for_the_slot_of_an_abandoned_read() {
+    model(|| {
+        let manager = manager(3, 1, None);
+        let mut abandoned = manager.admit(LAYER, &ids(&[1])).unwrap();
+        abandoned.read_misses();
+        drop(abandoned);
+        let other = manager.clone();
+        let thread = loom::thread::spawn(move || match use_experts(&other, &[2]) {
+            Ok(()) | Err(LeaseError::Closed) => {}
+            Err(error) => panic!("{error}"),
+        });
+        let closed = manager.close().is_ok();
+        thread.join().unwrap();
+        if !closed {
+            manager.close().unwrap();
+        }
+        manager.check_invariants();
+    });
+}
+
+#[test]
 fn loom_a_limit_takes_effect_beside_requests_and_takes_no_leased_slot() {
     model(|| {
         let manager = manager(2, 1, None);
