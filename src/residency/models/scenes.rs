@@ -125,6 +125,21 @@ fn loom_a_cancelled_wait_ends_and_its_slot_can_be_used_again() {
 }
 
 #[test]
+fn loom_a_cancelled_request_ends_though_no_slot_comes() {
+    model(|| {
+        let manager = manager(3, 1, None);
+        let lease = manager.admit(LAYER, &ids(&[2])).unwrap();
+        let (other, token) = (manager.clone(), CancelToken::new());
+        let cancelled = token.clone();
+        let thread = loom::thread::spawn(move || other.admit_with(LAYER, &ids(&[1]), &token).err());
+        cancelled.cancel();
+        assert!(matches!(thread.join().unwrap(), Some(LeaseError::Cancelled)));
+        drop(lease);
+        end(&manager);
+    });
+}
+
+#[test]
 fn loom_a_lease_dropped_at_any_moment_leaves_the_slot_to_others() {
     model(|| {
         let manager = manager(3, 1, None);
