@@ -20,7 +20,9 @@ const EXPERTS: u32 = 8;
 const LAYERS: u32 = 2;
 const HIDDEN: usize = 128;
 
-const POLICIES: [fn(&PolicyScope<'_>) -> Box<dyn CachePolicy>; 5] =
+type Factory = fn(&PolicyScope<'_>) -> Box<dyn CachePolicy>;
+
+const POLICIES: [Factory; 5] =
     [Lru::boxed, Frequency::boxed, Frequency::boxed_decayed, S3Fifo::boxed, Echo::boxed];
 
 #[derive(Clone, Debug)]

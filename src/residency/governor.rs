@@ -161,15 +161,14 @@ mod tests {
             assert_eq!(governor.look(ms(now), &full(300, 100)), 300, "{now}");
         }
         assert_eq!(governor.look(ms(11), &full(300, 100)), 400);
-        assert_eq!(
-            governor.look(ms(12), &full(400, 450)),
-            400,
-            "room for less than the step: no growth beyond it"
-        );
+        assert_eq!(governor.look(ms(12), &full(400, 480)), 400, "room for 20 more is not worth it");
         assert_eq!(governor.look(ms(13), &full(400, 100)), 400, "calm begins anew");
         assert_eq!(governor.look(ms(23), &full(400, 100)), 500);
         let limits: Vec<_> = (24..30).map(|now| governor.look(ms(now), &full(500, 100))).collect();
         assert_eq!(limits, [600, 700, 800, 800, 800, 800]);
+        assert_eq!(governor.look(ms(40), &full(800, 400)), 500);
+        assert_eq!(governor.look(ms(41), &full(500, 350)), 500);
+        assert_eq!(governor.look(ms(51), &full(500, 350)), 550, "a step is not larger than the room");
     }
 
     #[test]

@@ -127,7 +127,10 @@ fn everybody_in_line_who_fits_is_admitted_whatever_order_they_wake_in() {
         let (admitted, order) = mpsc::channel();
         for expert in 10..18 {
             let (manager, admitted) = (manager.clone(), admitted.clone());
-            thread::spawn(move || admitted.send(manager.admit(L0, &experts([expert])).unwrap()));
+            thread::spawn(move || {
+                let lease = manager.admit(L0, &experts([expert])).unwrap();
+                assert!(admitted.send(lease).is_ok(), "somebody waits for it");
+            });
         }
         thread::sleep(Duration::from_millis(2)); // most of them wait by now; the others change nothing
         held.release().unwrap();
