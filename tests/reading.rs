@@ -20,8 +20,8 @@ use doubles::{Gate, MIRROR, Read, TestSource, eventually, experts, key, pass, re
 use streamed_experts::{
     BatchPlan, Budget, Checksummed, DriveTelemetry, ExecutorOptions, ExpertId, ExpertKey, ExpertSource,
     Family, FileChange, FileId, LayerId, LeaseError, LoadError, Lru, ManagerOptions, Mapped, Mirrored,
-    ReadMode, ReadOptions, ReadPriority, ResidencyManager, ResidencyPlan, Routes, Segment, SparseLayer,
-    StreamedExpertExecutor, Tier, VerifyOptions, open_source,
+    ReadMode, ReadOptions, ReadPriority, ResidencyManager, ResidencyPlan, Routes, Segment, SourceError,
+    SparseLayer, StreamedExpertExecutor, Tier, VerifyOptions, open_source,
 };
 
 const L0: LayerId = LayerId(0);

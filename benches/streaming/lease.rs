@@ -36,7 +36,7 @@ pub(crate) fn manager(source: Arc<dyn ExpertSource>, mode: ReadMode) -> Residenc
 /// Bytes a second of leasing every expert once.
 pub(crate) fn rate(manager: &ResidencyManager, experts: u32) -> f64 {
     let all: Vec<_> = (0..experts).map(ExpertId).collect();
-    manager.drain_telemetry();
+    let _ = manager.drain_telemetry();
     let began = Instant::now();
     let mut leases = std::collections::VecDeque::new();
     for wave in all.chunks(WAVE) {
