@@ -131,11 +131,12 @@ pub use routing::{
 pub use safetensors::Dtype;
 pub use sources::{
     Checksummed, ChecksumsError, Colibri, ColibriOptions, DIRECT_ALIGNMENT_BYTES, ExpertChecksums,
-    ExpertSource, FileChange, Mapped, MlxCheckpoint, Segment, SlabSource, SourceError, SparseLayer, Tensor,
-    TensorError, TensorIndex, Tier, open_source,
+    ExpertSource, FileChange, Mapped, Mirrored, MlxCheckpoint, Segment, SlabSource, SourceError, SparseLayer,
+    Tensor, TensorError, TensorIndex, Tier, open_source,
 };
 pub use store::{
-    ChecksumMode, DriveTelemetry, LoadError, LoadErrors, ReadMode, ReadOptions, ReadPriority, SlowRead, Times,
+    Calibration, ChecksumMode, DriveTelemetry, LoadError, LoadErrors, ReadMode, ReadOptions, ReadPriority,
+    SlowRead, Times,
 };
 pub use traces::{Trace, TraceError, TraceLayer, TraceRequest};
 pub use usage::{

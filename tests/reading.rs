@@ -19,9 +19,9 @@ use std::{
 use doubles::{Gate, MIRROR, Read, TestSource, eventually, experts, key, pass, residents, verify};
 use streamed_experts::{
     BatchPlan, Budget, Checksummed, DriveTelemetry, ExecutorOptions, ExpertId, ExpertKey, ExpertSource,
-    Family, FileChange, FileId, LayerId, LeaseError, LoadError, Lru, ManagerOptions, Mapped, ReadMode,
-    ReadOptions, ReadPriority, ResidencyManager, ResidencyPlan, Routes, Segment, SparseLayer,
-    StreamedExpertExecutor, Tier, VerifyOptions, open_source,
+    Family, FileChange, FileId, LayerId, LeaseError, LoadError, Lru, ManagerOptions, Mapped, Mirrored,
+    ReadMode, ReadOptions, ReadPriority, ResidencyManager, ResidencyPlan, Routes, Segment, SourceError,
+    SparseLayer, StreamedExpertExecutor, Tier, VerifyOptions, open_source,
 };
 
 const L0: LayerId = LayerId(0);
@@ -605,4 +605,70 @@ fn wrappers_pass_on_what_they_do_not_answer_themselves() {
         report.unwrap().checksums.unwrap()
     });
     assert!(checksummed.unwrap().checksum(key).is_some());
+}
+
+#[test]
+fn a_mirror_is_read_beside_the_first_copy_and_must_be_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = slabs::packed(directory.path(), STOCK);
+    let slab: Arc<dyn ExpertSource> = open_source(&first).unwrap().into();
+    let (empty, mirror) = (directory.path().join("empty"), directory.path().join("mirror"));
+    std::fs::create_dir(&empty).unwrap();
+    std::fs::create_dir(&mirror).unwrap();
+    let copy = mirror.join(first.file_name().unwrap());
+    let open = |source: &Arc<dyn ExpertSource>| Mirrored::open(Arc::clone(source), &[&empty, &mirror]);
+    assert!(matches!(open(&slab), Err(SourceError::NoMirror { .. })));
+    std::fs::copy(&first, &copy).unwrap();
+    let mirrored = open(&slab).unwrap();
+    let other = mirrored.mirror(FileId(0)).unwrap();
+    assert_eq!((mirrored.path(other), mirrored.mirror(other)), (&*copy, None));
+    let (mut ours, mut theirs) = (vec![0; 70_000], vec![1; 70_000]);
+    assert_eq!(mirrored.read_at(FileId(0), &mut ours, 16_384).unwrap(), 70_000);
+    assert_eq!(mirrored.read_at(other, &mut theirs, 16_384).unwrap(), 70_000);
+    assert_eq!(ours, theirs);
+    slabs::flip(&copy, 20);
+    assert_eq!(mirrored.changed(other), Some(FileChange::Written));
+    assert_eq!((mirrored.changed(FileId(0)), mirrored.checksum(key(0, 1))), (None, slab.checksum(key(0, 1))));
+    let told = |what: &str| {
+        let error = open(&slab).unwrap_err().to_string();
+        assert!(error.contains(what) && error.contains("mirror"), "{error}");
+    };
+    told("first bytes");
+    std::fs::copy(&first, &copy).unwrap();
+    slabs::flip(&copy, std::fs::metadata(&first).unwrap().len() - 1);
+    told("bytes");
+    std::fs::OpenOptions::new().write(true).open(&copy).unwrap().set_len(100_000).unwrap();
+    told("length");
+}
+
+#[test]
+fn two_drives_with_the_same_bytes_are_both_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = slabs::packed(directory.path(), STOCK);
+    let Some(drive) = slabs::Tmpfs::mount("64m") else { return };
+    std::fs::copy(&first, drive.path().join(first.file_name().unwrap())).unwrap();
+    let slab: Arc<dyn ExpertSource> = open_source(&first).unwrap().into();
+    let source: Arc<dyn ExpertSource> = Arc::new(Mirrored::open(Arc::clone(&slab), &[drive.path()]).unwrap());
+    let budget = Budget { working_slots: 8, ..Budget::new(10 * slab.tiers()[0].layout.slot_bytes()) };
+    let plan = ResidencyPlan::new(&*source, &budget).unwrap();
+    let banks = plan.anonymous_banks().unwrap();
+    let reading = ReadOptions { mode: ReadMode::Direct, ..ReadOptions::default() };
+    let options = ManagerOptions { reading, ..ManagerOptions::default() };
+    let manager = ResidencyManager::new(source, plan, banks, Lru::boxed, &options).unwrap();
+    let both = || manager.drives().iter().all(|drive| drive.bytes() > 0);
+    for _ in 0..200 {
+        for layer in [L0, LayerId(1)] {
+            let lease = manager.lease_with(layer, &experts([0, 1, 2, 3, 4, 5, 6, 7]), |_| {}).unwrap();
+            for position in 0..8 {
+                let key = ExpertKey::new(layer, lease.expert(position));
+                assert_eq!(lease.bytes(position).unwrap(), slabs::read_slot(&*slab, key), "{key}");
+            }
+        }
+        if both() {
+            break;
+        }
+    }
+    assert!(both(), "{:?}", manager.drives());
+    manager.close().unwrap();
+    drop(manager);
 }

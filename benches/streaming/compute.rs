@@ -30,6 +30,7 @@ fn executor(source: &Arc<dyn ExpertSource>, working_slots: u32, resident: u32) -
     let budget = Budget { working_slots, ..Budget::new(u64::from(working_slots + resident) * slot_bytes) };
     let mut options = ExecutorOptions { family: Family::Host, ..ExecutorOptions::new(budget) };
     options.manager.reading.mode = ReadMode::Direct;
+    options.manager.readers = lease::SHAPE.0 as u32;
     StreamedExpertExecutor::open(Arc::clone(source), &options).expect("an executor")
 }
 
@@ -42,7 +43,7 @@ fn seconds(work: impl FnOnce()) -> f64 {
 /// A sweep over all experts ÷ the longer of reading them and computing them, with as many rows as make the two alike.
 pub(crate) fn overlap(data: &Data, effort: Effort) -> Vec<(String, f64)> {
     let (source, path) = (data.slab(), data.slab_path());
-    let reader = lease::manager(Arc::clone(&source), ReadMode::Direct);
+    let reader = lease::manager(Arc::clone(&source), ReadMode::Direct, lease::SHAPE);
     let mut resident = executor(&source, effort.experts, effort.experts);
     let mut streaming = executor(&source, 24, 1);
     let read =

@@ -67,7 +67,7 @@ pub(crate) fn mirror(data: &Data, effort: Effort) -> Vec<(String, f64)> {
     let mut figures = Vec::new();
     for (name, rates) in [("mirror_1_to_1", [0.3e9, 0.3e9]), ("mirror_3_to_1", [0.45e9, 0.15e9])] {
         let source = Limited { inner: data.slab(), bytes_per_second: rates, free: Default::default() };
-        let manager = lease::manager(Arc::new(source), ReadMode::Buffered);
+        let manager = lease::manager(Arc::new(source), ReadMode::Buffered, (4, 4 << 20));
         let ratio =
             median(effort.rounds.min(3), |_| lease::rate(&manager, effort.experts) / (rates[0] + rates[1]));
         figures.push((name.to_owned(), ratio));

@@ -4,8 +4,8 @@ use std::{fs::File, ops::ControlFlow, path::Path, sync::Arc, time::Instant};
 
 use memmap2::MmapMut;
 use streamed_experts::{
-    Budget, ExpertId, ExpertSource, LayerId, Lru, ManagerOptions, ReadMode, ReadOptions, ResidencyManager,
-    ResidencyPlan, VerifyOptions,
+    Budget, Calibration, ExpertId, ExpertSource, LayerId, Lru, ManagerOptions, ReadMode, ReadOptions,
+    ResidencyManager, ResidencyPlan, VerifyOptions,
 };
 
 use crate::{
@@ -17,26 +17,31 @@ use crate::{
 };
 
 const L0: LayerId = LayerId(0);
-const READERS: u32 = 4;
+/// Readers and the bytes that each reads at a time, unless a bare reader was found to do better with others.
+pub(crate) const SHAPE: (usize, usize) = (8, 4 << 20);
 const WORKING: u32 = 24;
 /// Experts of one lease; the next is read while one is waited for.
 const WAVE: usize = 8;
-const BLOCK_BYTES: usize = 4 << 20;
 
-pub(crate) fn manager(source: Arc<dyn ExpertSource>, mode: ReadMode) -> ResidencyManager {
+pub(crate) fn manager(
+    source: Arc<dyn ExpertSource>,
+    mode: ReadMode,
+    (readers, piece_bytes): (usize, usize),
+) -> ResidencyManager {
     let slot_bytes = source.tiers()[0].layout.slot_bytes();
     let budget = Budget { working_slots: WORKING, ..Budget::new(u64::from(WORKING + 1) * slot_bytes) };
     let plan = ResidencyPlan::new(&*source, &budget).expect("a plan");
     let banks = plan.anonymous_banks().expect("banks");
-    let reading = ReadOptions { mode, ..ReadOptions::default() };
-    let options = ManagerOptions { readers: READERS, reading, ..ManagerOptions::default() };
+    let piece_bytes = piece_bytes as u64;
+    let reading = ReadOptions { mode, piece_bytes, calibration: Calibration::Off, ..ReadOptions::default() };
+    let options = ManagerOptions { readers: readers as u32, reading, ..ManagerOptions::default() };
     ResidencyManager::new(source, plan, banks, Lru::boxed, &options).expect("a manager")
 }
 
 /// Bytes a second of leasing every expert once.
 pub(crate) fn rate(manager: &ResidencyManager, experts: u32) -> f64 {
     let all: Vec<_> = (0..experts).map(ExpertId).collect();
-    manager.drain_telemetry();
+    let _ = manager.drain_telemetry();
     let began = Instant::now();
     let mut leases = std::collections::VecDeque::new();
     for wave in all.chunks(WAVE) {
@@ -66,15 +71,16 @@ fn cold(path: &Path, measure: impl Fn() -> f64) -> f64 {
 }
 
 pub(crate) fn cold_direct(data: &Data, effort: Effort) -> Vec<(String, f64)> {
-    let (path, manager) = (data.slab_path(), manager(data.slab(), ReadMode::Direct));
+    let path = data.slab_path();
     let file = raw::open_direct(&path);
-    rate(&manager, effort.experts); // touches the slots
     // What the drive gives depends on depth and size; the best of these is what we are measured by.
-    let shapes = [(2, BLOCK_BYTES), (4, 1 << 20), (4, BLOCK_BYTES), (8, 1 << 20), (8, BLOCK_BYTES)];
+    let shapes = [(2, 4 << 20), (4, 1 << 20), (4, 4 << 20), (8, 1 << 20), (8, 4 << 20)];
     let bare = |(threads, block)| raw::rate(&file, &mut raw::buffers(threads, block));
     make_cold(&path);
     let best = shapes.into_iter().max_by(|&a, &b| bare(a).total_cmp(&bare(b))).expect("there are some");
     let mut buffers = raw::buffers(best.0, best.1);
+    let manager = manager(data.slab(), ReadMode::Direct, best);
+    rate(&manager, effort.experts); // touches the slots
     println!("  bare direct reader: {} threads, blocks of {} B", best.0, best.1);
     let ratio = median(effort.rounds, |swap| {
         let bare = || cold(&path, || 0.0) + raw::rate(&file, &mut buffers);
@@ -88,9 +94,9 @@ pub(crate) fn cold_direct(data: &Data, effort: Effort) -> Vec<(String, f64)> {
 }
 
 pub(crate) fn cold_stock(data: &Data, effort: Effort) -> Vec<(String, f64)> {
-    let (path, manager) = (data.shard_path(), manager(data.stock(), ReadMode::Buffered));
+    let (path, manager) = (data.shard_path(), manager(data.stock(), ReadMode::Buffered, SHAPE));
     let file = File::open(&path).expect("the shard opens");
-    let mut buffers = raw::buffers(READERS as usize, BLOCK_BYTES);
+    let mut buffers = raw::buffers(SHAPE.0, SHAPE.1);
     rate(&manager, effort.experts);
     let ratio = median(effort.rounds, |swap| {
         let bare = || cold(&path, || 0.0) + raw::rate(&file, &mut buffers);
@@ -102,14 +108,14 @@ pub(crate) fn cold_stock(data: &Data, effort: Effort) -> Vec<(String, f64)> {
 }
 
 pub(crate) fn warm(data: &Data, effort: Effort) -> Vec<(String, f64)> {
-    let (path, manager) = (data.slab_path(), manager(data.slab(), ReadMode::Buffered));
+    let (path, manager) = (data.slab_path(), manager(data.slab(), ReadMode::Buffered, SHAPE));
     let (file, slot_bytes) = (File::open(&path).expect("the slab opens"), data.slot_bytes() as usize);
     let mut slots = MmapMut::map_anon(slot_bytes * (WORKING as usize + 1)).expect("memory");
     slots.fill(1);
     make_warm(&path);
     rate(&manager, effort.experts);
     let ratio = median(effort.rounds * 3, |swap| {
-        let bare = || raw::rate_into_slots(&file, &mut slots, slot_bytes, READERS as usize);
+        let bare = || raw::rate_into_slots(&file, &mut slots, slot_bytes, SHAPE.0);
         let (ours, bare) = both(swap, || rate(&manager, effort.experts), bare);
         ours / bare
     });
@@ -119,13 +125,13 @@ pub(crate) fn warm(data: &Data, effort: Effort) -> Vec<(String, f64)> {
 pub(crate) fn verify(data: &Data, effort: Effort) -> Vec<(String, f64)> {
     let (path, slab) = (data.slab_path(), data.slab());
     let file = File::open(&path).expect("the slab opens");
-    let mut buffers = raw::buffers(READERS as usize, BLOCK_BYTES);
+    let mut buffers = raw::buffers(SHAPE.0, SHAPE.1);
     let bytes = effort.experts as f64 * data.slot_bytes() as f64;
     let ratio = median(effort.rounds, |swap| {
         let ours = || {
             make_cold(&path);
             let began = Instant::now();
-            let options = VerifyOptions { threads: READERS };
+            let options = VerifyOptions { threads: SHAPE.0 as u32 };
             let report =
                 streamed_experts::verify(&*slab, &options, |_| ControlFlow::Continue(())).expect("a report");
             assert!(report.is_sound());

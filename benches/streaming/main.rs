@@ -39,7 +39,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let names: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
     let quick = arguments.iter().any(|argument| argument == "--quick");
-    let effort = if quick { Effort { experts: 48, rounds: 3 } } else { Effort { experts: 128, rounds: 7 } };
+    let effort = if quick { Effort { experts: 48, rounds: 5 } } else { Effort { experts: 128, rounds: 11 } };
     let data = Data::write(effort.experts);
     println!("{} experts of {} B", effort.experts, data.slot_bytes());
     for (name, goal, measure) in FIGURES {

@@ -118,10 +118,17 @@ impl<F: Forward> InFlight<'_, F> {
         }
         let (mut landed, mut failed) = (Vec::new(), Vec::new());
         while let Some(miss) = lease.next_ready() {
-            match miss {
-                Ok(position) if self.forward.each_miss() => self.forward.submit(lease, wave, &[position])?,
-                Ok(position) => landed.push(position),
-                Err(error) => failed.push(error),
+            // What has landed by now is computed together: one expert alone keeps few threads busy.
+            let more = std::iter::from_fn(|| lease.try_next_ready());
+            for miss in std::iter::once(miss).chain(more) {
+                match miss {
+                    Ok(position) => landed.push(position),
+                    Err(error) => failed.push(error),
+                }
+            }
+            if self.forward.each_miss() && !landed.is_empty() {
+                self.forward.submit(lease, wave, &landed)?;
+                landed.clear();
             }
         }
         if failed.is_empty() && !landed.is_empty() {

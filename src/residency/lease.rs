@@ -237,16 +237,32 @@ impl Lease {
         }
         let (told, waited) = self.wait_for_landing();
         self.waited += waited;
-        let (position, result) = match told {
-            Told::Landed(position, result) => (position, result),
+        match told {
+            Told::Landed(position, result) => Some(self.note(position, result)),
             Told::GivenUp(error) => {
                 self.gave_up_for = Some(error.clone());
-                return Some(Err(error));
+                Some(Err(error))
             }
-        };
+        }
+    }
+
+    /// [`Lease::next_ready`] without waiting: `None` as well if no other miss has landed up to now.
+    ///
+    /// # Errors
+    /// Inside: as [`Lease::next_ready`]; but neither cancelling nor a stall ends it.
+    pub fn try_next_ready(&mut self) -> Option<Result<usize, LoadError>> {
+        if self.pending == 0 || self.gave_up_for.is_some() {
+            return None;
+        }
+        let landed = lock(&self.inner.core.state).records[self.record].landed.pop_front();
+        landed.map(|(position, result)| self.note(position, result))
+    }
+
+    /// Takes note of a miss that has landed.
+    fn note(&mut self, position: usize, result: Result<(), LoadError>) -> Result<usize, LoadError> {
         self.pending -= 1;
         let entry = &mut self.entries[position];
-        Some(match result {
+        match result {
             Ok(()) => {
                 entry.status = Status::Ready;
                 entry.right = Some(self.inner.core.banks[self.place.tier.index()].share(entry.slot.slot));
@@ -257,7 +273,7 @@ impl Lease {
                 entry.error = Some(error.clone());
                 Err(error)
             }
-        })
+        }
     }
 
     fn wait_for_landing(&self) -> (Told, Duration) {

@@ -176,6 +176,30 @@ pub enum SourceError {
         /// What the system answered.
         source: io::Error,
     },
+    /// A file or its copy could not be compared.
+    #[error("could not compare {} with its mirror", path.display())]
+    Mirror {
+        /// The one that could not be read.
+        path: PathBuf,
+        /// What the system answered.
+        source: io::Error,
+    },
+    /// A copy that is none.
+    #[error("{} is no copy of {}: its {what} differ", mirror.display(), path.display())]
+    MirrorDiffers {
+        /// The first one.
+        path: PathBuf,
+        /// What should be its copy.
+        mirror: PathBuf,
+        /// What differs.
+        what: &'static str,
+    },
+    /// Directories without a copy of any file.
+    #[error("no file of the source has a copy of its name in {directories:?}")]
+    NoMirror {
+        /// Where copies were looked for.
+        directories: Vec<PathBuf>,
+    },
     /// A file that is not the one that was opened any more.
     #[error("{} has changed: {change}", path.display())]
     Changed {

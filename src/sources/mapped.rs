@@ -8,13 +8,13 @@
 //! thread writes to the file is the other half of the caller's promise.
 #![allow(unsafe_code)]
 
-use std::{collections::BTreeSet, fmt, fs::File, io, path::Path};
+use std::{fmt, fs::File, io, path::Path};
 
 use memmap2::{Mmap, MmapOptions};
 
-use super::{ExpertSource, FileChange, Segment, SparseLayer, Tier, error::SourceError};
+use super::{ExpertSource, FileChange, Segment, SparseLayer, Tier, error::SourceError, files_with_experts};
 use crate::{
-    ids::{ExpertId, ExpertKey, FileId},
+    ids::{ExpertKey, FileId},
     sync::Arc,
 };
 
@@ -61,14 +61,6 @@ impl Mapped {
         }
         Ok(Self { inner: source, maps })
     }
-}
-
-fn files_with_experts(source: &dyn ExpertSource) -> BTreeSet<FileId> {
-    let keys = source
-        .layers()
-        .iter()
-        .flat_map(|layer| (0..layer.experts).map(|expert| ExpertKey::new(layer.layer, ExpertId(expert))));
-    keys.filter_map(|key| source.segments(key)).flatten().map(|segment| segment.file).collect()
 }
 
 impl ExpertSource for Mapped {

@@ -8,13 +8,14 @@ mod files;
 mod geometry;
 mod layers;
 mod mapped;
+mod mirrored;
 mod names;
 mod shards;
 mod slab;
 mod table;
 mod tensors;
 
-use std::{fmt, io, path::Path};
+use std::{collections::BTreeSet, fmt, io, path::Path};
 
 pub use checkpoint::MlxCheckpoint;
 pub(crate) use checksums::LayerChecksums;
@@ -22,13 +23,15 @@ pub use checksums::{Checksummed, ChecksumsError, ExpertChecksums};
 pub use colibri::{Colibri, ColibriOptions};
 pub use error::{SourceError, TensorError};
 pub use files::FileChange;
+pub(crate) use files::replace_file;
 pub use mapped::Mapped;
+pub use mirrored::Mirrored;
 pub use slab::SlabSource;
 pub use tensors::{Tensor, TensorIndex};
 
 use crate::{
     formats::{ExpertGeometry, SlotLayout},
-    ids::{ExpertKey, FileId, LayerId, TierId},
+    ids::{ExpertId, ExpertKey, FileId, LayerId, TierId},
 };
 
 /// What addresses, lengths and offsets of direct reads are multiples of: a page of most systems, and no less than the
@@ -167,4 +170,13 @@ pub fn open_source(path: impl AsRef<Path>) -> Result<Box<dyn ExpertSource>, Sour
         (true, true) => Err(SourceError::Ambiguous { path: directory.into() }),
         (false, false) => Err(SourceError::Unrecognised { path: directory.into() }),
     }
+}
+
+/// Every file that holds experts.
+pub(crate) fn files_with_experts(source: &dyn ExpertSource) -> BTreeSet<FileId> {
+    let keys = source
+        .layers()
+        .iter()
+        .flat_map(|layer| (0..layer.experts).map(|expert| ExpertKey::new(layer.layer, ExpertId(expert))));
+    keys.filter_map(|key| source.segments(key)).flatten().map(|segment| segment.file).collect()
 }

@@ -65,6 +65,9 @@ impl DriveTelemetry {
     }
 }
 
+/// A drive's rate is that of about so much busy time: twice as long, the older half forgotten.
+const RECENT_NS: u64 = 2_000_000_000;
+
 /// One drive, as the queue has it.
 #[derive(Debug)]
 pub(super) struct Drive {
@@ -72,6 +75,8 @@ pub(super) struct Drive {
     pub(super) piece_bytes: u64,
     /// It has failed as a mirror: only what lies nowhere else is read from it.
     pub(super) retired: bool,
+    /// Bytes and busy nanoseconds of the last seconds.
+    recent: (u64, u64),
     counts: DriveTelemetry,
     busy_since: Option<Instant>,
     service: Recorder,
@@ -84,6 +89,7 @@ impl Drive {
             readers,
             piece_bytes,
             retired: false,
+            recent: (0, 0),
             counts: none(drive, readers, piece_bytes, mode, 0),
             busy_since: None,
             service: Recorder::new(),
@@ -113,8 +119,12 @@ impl Drive {
     ) {
         let counts = &mut self.counts;
         counts.under_way -= 1;
-        if counts.under_way == 0 {
-            counts.busy_ns += nanoseconds(now, self.busy_since.take());
+        let busy_ns = nanoseconds(now, self.busy_since);
+        self.busy_since = (counts.under_way > 0).then_some(now);
+        counts.busy_ns += busy_ns;
+        self.recent = (self.recent.0 + tally.bytes, self.recent.1 + busy_ns);
+        if self.recent.1 > RECENT_NS {
+            self.recent = (self.recent.0 / 2, self.recent.1 / 2);
         }
         *match priority {
             ReadPriority::Demand => &mut counts.demand_bytes,
@@ -126,6 +136,12 @@ impl Drive {
         counts.unaligned += tally.unaligned;
         counts.refused += tally.refused;
         self.service.record_duration(service);
+    }
+
+    /// Bytes a second in the last seconds; `None` if nothing was read.
+    pub(super) fn rate(&self) -> Option<f64> {
+        let (bytes, busy_ns) = self.recent;
+        (bytes > 0 && busy_ns > 0).then(|| bytes as f64 / busy_ns as f64 * 1e9)
     }
 
     pub(super) const fn mirror_failed(&mut self) {

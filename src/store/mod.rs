@@ -1,5 +1,6 @@
 //! The store: readers for each drive that fill slots from a source. It knows nothing of leases or policies.
 
+mod calibrate;
 mod checks;
 mod drives;
 mod error;
@@ -14,7 +15,7 @@ pub use checks::ChecksumMode;
 pub(crate) use checks::{Checks, check_record};
 pub use drives::DriveTelemetry;
 pub use error::{LoadError, LoadErrors, SlowRead};
-pub use options::{ReadMode, ReadOptions, ReadPriority};
+pub use options::{Calibration, ReadMode, ReadOptions, ReadPriority};
 pub(crate) use pool::{Landing, Load, LoadSink, ReaderPool};
 pub(crate) use read::{ReadTally, read_expert};
 #[cfg(test)]

@@ -15,6 +15,20 @@ pub enum ReadMode {
     Direct,
 }
 
+/// Whether the number of readers of a drive and the size of their pieces are measured when a source is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Calibration {
+    /// No: they are as the options say.
+    Off,
+    /// Yes, unless a file beside the source knows them from an earlier time: `NAME.drive.json` beside the first file on each
+    /// drive, believed for the same drive and an unchanged file. That it cannot be written is no error.
+    #[default]
+    Kept,
+    /// Yes, every time; nothing is written.
+    Afresh,
+}
+
 /// How experts are read. None of it changes a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadOptions {
@@ -23,6 +37,11 @@ pub struct ReadOptions {
     /// About the most that one reader takes at a time, in bytes; where little is queued, readers take less, down to 256 KiB,
     /// so that one expert keeps all of them busy. Default 4 MiB. At least 4096.
     pub piece_bytes: u64,
+    /// Whether drives are measured: for a second or so each, with up to 32 MiB of memory for the moment, by direct reads where
+    /// the drive takes them. What is found is used instead of `piece_bytes` and
+    /// [`ManagerOptions::readers`](crate::ManagerOptions::readers). Drives with less than 1 GiB of a source's experts are not
+    /// measured. Default: yes, and kept in a file.
+    pub calibration: Calibration,
     /// A request that has waited so long for an expert warns, by the `log` crate, of the slowest read under way, once for
     /// each read. Default 5 s.
     pub stall_warning: Duration,
@@ -37,6 +56,7 @@ impl Default for ReadOptions {
         Self {
             mode: ReadMode::Buffered,
             piece_bytes: 4 << 20,
+            calibration: Calibration::default(),
             stall_warning: Duration::from_secs(5),
             stall_limit: None,
         }

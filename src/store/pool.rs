@@ -2,13 +2,14 @@
 
 use std::{
     any::Any,
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, VecDeque},
     fmt, io,
     panic::AssertUnwindSafe,
     time::{Duration, Instant},
 };
 
 use super::{
+    calibrate::{self, Shape},
     checks::Checks,
     drives::{Drive, DriveTelemetry},
     error::{LoadError, SlowRead},
@@ -18,9 +19,9 @@ use super::{
     read::{self, Place, ReadTally, Way},
 };
 use crate::{
-    ids::{ExpertId, ExpertKey, FileId, SlotRef, TierId},
+    ids::{ExpertKey, FileId, SlotRef, TierId},
     memory::{LatchedBank, PartedFilling},
-    sources::ExpertSource,
+    sources::{ExpertSource, files_with_experts},
     sync::{Arc, Mutex, atomic::AtomicBool, lock, thread},
 };
 
@@ -81,7 +82,7 @@ impl fmt::Debug for Shared {
 }
 
 impl ReaderPool {
-    /// Starts `readers` threads for each drive, for at most `limit` waiting loads.
+    /// Starts threads for each drive, `readers` or as many as calibration finds, for at most `limit` waiting loads.
     ///
     /// # Errors
     /// If the system refuses a thread; those already started end.
@@ -95,9 +96,13 @@ impl ReaderPool {
         limit: usize,
     ) -> io::Result<Self> {
         let (numbers, drives) = drives_of(&**source);
-        let drive = |&number: &u64| Drive::new(number, readers, options.piece_bytes, options.mode);
+        let asked = Shape { readers, piece_bytes: options.piece_bytes };
+        let shapes = calibrate::shapes(&**source, &drives, numbers.len(), asked, options.calibration);
+        let drive = |(&number, shape): (&u64, &Shape)| {
+            Drive::new(number, shape.readers, shape.piece_bytes, options.mode)
+        };
         let shared = Arc::new(Shared {
-            queue: ReadQueue::new(limit, numbers.iter().map(drive).collect()),
+            queue: ReadQueue::new(limit, numbers.iter().zip(&shapes).map(drive).collect()),
             source: Arc::clone(source),
             banks: Arc::clone(banks),
             sink: Arc::clone(sink),
@@ -107,7 +112,8 @@ impl ReaderPool {
             refused: numbers.iter().map(|_| AtomicBool::new(false)).collect(),
         });
         let pool = Self { shared, threads: Mutex::default(), patience: options.stall_limit };
-        let all = (0..numbers.len()).flat_map(|drive| (0..readers).map(move |_| drive));
+        let all = shapes.iter().enumerate();
+        let all = all.flat_map(|(drive, shape)| (0..shape.readers).map(move |_| drive));
         for (reader, drive) in all.enumerate() {
             let shared = Arc::clone(&pool.shared);
             shared.queue.reader_begins();
@@ -183,11 +189,7 @@ impl ReaderPool {
 
 /// The drives that a source's experts and their mirrors lie on, ascending; and the position of each file's.
 fn drives_of(source: &dyn ExpertSource) -> (Vec<u64>, BTreeMap<FileId, usize>) {
-    let mut files = BTreeSet::new();
-    for layer in source.layers() {
-        let keys = (0..layer.experts).map(|expert| ExpertKey::new(layer.layer, ExpertId(expert)));
-        files.extend(keys.filter_map(|key| source.segments(key)).flatten().map(|segment| segment.file));
-    }
+    let mut files = files_with_experts(source);
     let mirrors: Vec<_> = files.iter().filter_map(|&file| source.mirror(file)).collect();
     files.extend(mirrors);
     let drives: BTreeMap<_, _> = files.into_iter().map(|file| (file, source.drive(file))).collect();
@@ -222,7 +224,7 @@ impl Shared {
     }
 
     /// Where the bytes of a load lie, and the right to write its slot.
-    fn open(&self, load: Load) -> Result<(PartedFilling, std::collections::VecDeque<Run>), LoadError> {
+    fn open(&self, load: Load) -> Result<(PartedFilling, VecDeque<Run>), LoadError> {
         guarded(load.key, || {
             let slot_bytes = self.banks[load.tier.index()].bank().slot_bytes();
             // A file that held no expert when the pool was started is on the first drive as well as on any.
@@ -299,7 +301,7 @@ fn message(panic: &(dyn Any + Send)) -> String {
 mod tests {
     use super::*;
     use crate::{
-        ids::{Generation, LayerId, SlotId},
+        ids::{ExpertId, Generation, LayerId, SlotId},
         memory::Bank,
         store::ChecksumMode,
         sync::mpsc,

@@ -487,19 +487,38 @@ impl Waiting {
         Some(Piece { load: id, key, reads })
     }
 
-    /// How much a reader of the drive takes: its share of what is queued and under way, within limits.
+    /// How much a reader of the drive takes: its share of what is queued and under way, within limits. Where drives share, a
+    /// slow one takes less, so that none is waited for longer than another.
     fn share(&self, line: usize, drive: usize) -> u64 {
         let Drive { readers, piece_bytes, .. } = self.drives[drive];
         let readers = u64::from(readers);
         let under_way = self.readers.iter().flatten().filter(|read| read.drive == drive);
-        let mut queued: u64 = under_way.map(|read| read.bytes).sum();
+        let (mut queued, mut shared) = (under_way.map(|read| read.bytes).sum::<u64>(), None);
         for load in self.lines[line].iter().filter_map(|&id| self.loads[id].as_ref()) {
-            let ours = load.runs.iter().filter(|run| self.copy_on(drive, run).is_some());
-            queued += ours.map(|run| run.len() as u64).sum::<u64>();
+            for run in load.runs.iter().filter(|run| self.copy_on(drive, run).is_some()) {
+                queued += run.len() as u64;
+                shared = shared.or_else(|| self.other_copy(drive, run));
+            }
             if queued >= readers * piece_bytes {
-                return piece_bytes;
+                break;
             }
         }
-        queued.div_ceil(readers).max(MIN_PIECE_BYTES).min(piece_bytes)
+        let share = (queued.div_ceil(readers)).min(piece_bytes);
+        let share = shared.map_or(share, |other| self.part_of(share, drive, other));
+        share.max(MIN_PIECE_BYTES).min(piece_bytes)
+    }
+
+    /// The drive that could read a run instead.
+    fn other_copy(&self, drive: usize, run: &Run) -> Option<usize> {
+        let other = if run.home.drive == drive { run.mirror?.drive } else { run.home.drive };
+        (other != drive && self.copy_on(other, run).is_some()).then_some(other)
+    }
+
+    /// What of a share a drive takes beside another: all of it if it is the faster.
+    fn part_of(&self, share: u64, drive: usize, other: usize) -> u64 {
+        match (self.drives[drive].rate(), self.drives[other].rate()) {
+            (Some(own), Some(others)) if own < others => (share as f64 * own / others) as u64,
+            _ => share,
+        }
     }
 }
