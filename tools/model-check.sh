@@ -46,7 +46,7 @@ mutant() {
         missed=$((missed + 1))
     else
         printf '%-70s caught by %s\n' "$what" \
-            "$(sed -n 's/^test .*:\(loom_[a-z_]*\) .*FAILED$/\1/p' "$WORK/mutant-$mutants.log" | head -n 1)"
+            "$(grep -o 'loom_[a-z_]*' <<<"$(grep 'FAILED$\|has overflowed\|panicked at' "$WORK/mutant-$mutants.log")" | head -n 1)"
         caught=$((caught + 1))
     fi
     cp "$file" "$TREE/$file"

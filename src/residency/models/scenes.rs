@@ -7,7 +7,7 @@ use crate::{
     residency::{Budget, CancelToken, Lease, LeaseError, ManagerOptions, ResidencyManager, ResidencyPlan},
     sources::ExpertSource,
     store::{ChecksumMode, LoadErrors},
-    sync::{Arc, Numbers, atomic::Ordering::Relaxed},
+    sync::{Arc, Condvar, Mutex, Numbers, atomic::Ordering::Relaxed, lock, wait},
 };
 
 /// One reader, one layer of `experts` experts, `working` slots for misses, and one resident one that expert 0 has: what
@@ -85,6 +85,32 @@ fn loom_two_requests_wait_for_one_working_slot() {
         let thread = loom::thread::spawn(move || use_experts(&other, &[1]).unwrap());
         use_experts(&manager, &[2]).unwrap();
         thread.join().unwrap();
+        end(&manager);
+    });
+}
+
+#[test]
+fn loom_everybody_in_line_who_fits_is_admitted() {
+    model(|| {
+        let manager = manager(5, 2, None);
+        let both_slots = manager.admit(LAYER, &ids(&[1, 2])).unwrap();
+        let (admitted, changed) = (Arc::new(Mutex::new(0)), Arc::new(Condvar::new()));
+        let threads = [3, 4].map(|expert| {
+            let (manager, admitted, changed) = (manager.clone(), Arc::clone(&admitted), Arc::clone(&changed));
+            loom::thread::spawn(move || {
+                let lease = manager.admit(LAYER, &ids(&[expert])).unwrap();
+                let mut count = lock(&admitted);
+                *count += 1;
+                changed.notify_all();
+                while *count < 2 {
+                    count = wait(&changed, count);
+                }
+                drop(count);
+                drop(lease);
+            })
+        });
+        drop(both_slots);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
         end(&manager);
     });
 }
