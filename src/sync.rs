@@ -17,8 +17,9 @@ pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard, atomic};
 #[cfg(streamed_experts_loom)]
 pub(crate) mod thread {
     pub(crate) use loom::thread::{Builder, JoinHandle, current};
-    // Of packing alone, which is no model.
-    pub(crate) use std::thread::scope;
+    // Of what is no model: packing, calibration, and other tests.
+    #[allow(unused_imports)]
+    pub(crate) use std::thread::{scope, sleep};
 }
 
 /// A counter that orders nothing: not for a model checker, whose own cannot be `static`.
