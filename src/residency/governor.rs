@@ -16,7 +16,7 @@ use crate::memory::PressureLevel;
 /// does not swing. Pinned experts and working slots stay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GovernorOptions {
-    /// Least time between two looks: one takes 50 to 200 µs. Default 100 ms.
+    /// Least time between two looks: one takes some tenths of a millisecond. Default 100 ms.
     pub interval: Duration,
     /// How long there must have been room before the resident part grows. Default 2 s.
     pub calm: Duration,

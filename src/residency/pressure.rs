@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     ids::{SlotId, TierId},
-    memory::MemoryInfo,
+    os,
     sync::{
         Mutex,
         atomic::{
@@ -145,11 +145,10 @@ impl Governing {
         let now = Instant::now();
         if self.looked.is_none_or(|looked| now - looked >= self.governor.interval()) {
             self.looked = Some(now);
-            let memory = MemoryInfo::measure();
             let sample = Sample {
-                footprint_bytes: memory.footprint_bytes,
-                available_bytes: memory.available_bytes,
-                pressure: memory.pressure.unwrap_or_default(),
+                footprint_bytes: os::footprint_bytes(),
+                available_bytes: os::available_memory_bytes(),
+                pressure: os::memory_pressure().unwrap_or_default(),
                 filled_bytes: inner.state().filled_bytes(),
             };
             self.limit_bytes = self.governor.look(now - self.began, &sample);

@@ -164,57 +164,15 @@ fn a_governor_of_memory_that_cannot_be_given_back_is_refused() {
 
 #[cfg(target_os = "linux")]
 mod on_linux {
-    use std::time::Duration;
-
     use memmap2::MmapMut;
-    use streamed_experts::{BankMemory, Budget, MemoryInfo, ResidencyPlan};
+    use streamed_experts::{BankMemory, ResidencyPlan};
 
     use super::*;
-
-    const MIB: u64 = 1 << 20;
 
     fn open(source: &Arc<TestSource>, plan: ResidencyPlan, options: &ManagerOptions) -> ResidencyManager {
         let banks = plan.anonymous_banks().unwrap();
         let source = Arc::clone(source) as Arc<dyn ExpertSource>;
         ResidencyManager::new(source, plan, banks, Lru::boxed, options).unwrap()
-    }
-
-    /// Other tests of this process take and give memory meanwhile: much less than this.
-    const NOISE_BYTES: u64 = 48 * MIB;
-
-    #[test]
-    fn what_the_rest_of_the_process_takes_beyond_the_budget_is_given_up_and_comes_back() {
-        let source = Arc::new(TestSource::with_tiers(&[2048], &[(0, 24)]));
-        let slot_bytes = source.slot_bytes();
-        let held = MemoryInfo::measure().footprint_bytes.unwrap();
-        let budget = Budget {
-            fixed_bytes: held + NOISE_BYTES,
-            working_slots: 1,
-            ..Budget::new(held + NOISE_BYTES + 21 * slot_bytes)
-        };
-        let governor =
-            GovernorOptions { interval: Duration::ZERO, calm: Duration::from_millis(1), reserve_bytes: 0 };
-        let options = ManagerOptions { governor: Some(governor), ..ManagerOptions::default() };
-        let manager = open(&source, ResidencyPlan::new(&*source, &budget).unwrap(), &options);
-        for expert in 0..20 {
-            pass(&source, &manager, 0, &experts([expert]));
-            manager.safe_point().unwrap();
-        }
-        let mut ballast = MmapMut::map_anon((NOISE_BYTES + 10 * slot_bytes) as usize).unwrap();
-        ballast.fill(1);
-        let done = manager.safe_point().unwrap();
-        let resident = manager.telemetry().slots.resident;
-        assert!(done.released_bytes > 0 && resident <= 20, "{done:?}, {resident} resident");
-        assert!(resident <= 16, "at least what the ballast takes beyond the noise goes: {resident}");
-        let footprint = MemoryInfo::measure().footprint_bytes.unwrap();
-        assert!(footprint <= budget.budget_bytes + NOISE_BYTES, "{footprint} {budget:?}");
-        drop(ballast);
-        crate::doubles::eventually("growing again", || {
-            std::thread::sleep(Duration::from_millis(2));
-            manager.safe_point().unwrap();
-            manager.telemetry().slots.disabled == 0
-        });
-        manager.check_invariants();
     }
 
     /// An anonymous mapping whose pages the system will not take back as long as they are locked.
