@@ -1,6 +1,6 @@
 // Shared by the kernels of this folder: products of quantised weight rows with input rows, one simdgroup each.
 //
-// A weight row of IN columns is packed little-endian into u32 words, BITS (4 or 8) bits a column. Each lane takes 16
+// A weight row of IN columns is packed little-endian into u32 words, BITS (2, 4 or 8) bits a column. Each lane takes 16
 // columns at a time, lane l of step s those from (s * 32 + l) * 16 on. What a code stands for:
 //   signed:  (code - offset) * scale         offset 8 for 4 bits, 128 for 8 bits with the sign bit flipped
 //   affine:  code * scale + bias
@@ -79,6 +79,17 @@ METAL_FUNC float code_value(uint word, int bits, int shift, float offset) {
 template <int BITS>
 struct Codes;
 
+// Sixteen codes a word: eight from its low half, eight from its high half. Affine only.
+template <>
+struct Codes<2> {
+  static METAL_FUNC void load(const device uint* weight, thread uint* packed) { packed[0] = *weight; }
+
+  static METAL_FUNC float value(const thread uint* packed, int i, bool) {
+    const uint word = i < 8 ? packed[0] : packed[0] >> 16;
+    return code_value(word, 2, 2 * (i % 8), 0.0f);
+  }
+};
+
 // Eight codes a word: five from its low 20 bits, three from its high 12.
 template <>
 struct Codes<4> {
@@ -150,22 +161,27 @@ METAL_FUNC void load_codes(const thread Row<S>* rows, uint column, thread uint (
   for (int r = 0; r < ROWS; r++) { Codes<BITS>::load(rows[r].weight + column * BITS / 32, packed[r]); }
 }
 
-// Adds the lane's 16 columns from `column` on to the sums.
-template <typename X, typename S, int IN, int BITS, int GROUP, bool SIGNED, int ROWS, int PAIRS>
-METAL_FUNC void add_columns(const thread Row<S>* rows, const thread InputRow<X>* inputs, uint column,
-                            const thread uint (&packed)[ROWS][BITS / 2], thread float (&sums)[ROWS][PAIRS]) {
-  const bool scale_last = SIGNED && GROUP >= IN;
-  float v[PAIRS][COLUMNS];
-  float input_sum[PAIRS];
+// The lane's 16 columns of the input rows from `column` on and, where SUMS, their sums from left to right.
+template <typename X, bool SUMS, int PAIRS>
+METAL_FUNC void load_inputs(const thread InputRow<X>* inputs, uint column, thread float (&v)[PAIRS][COLUMNS],
+                            thread float (&input_sum)[PAIRS]) {
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
     Input<X, sizeof(X)>::load(inputs[p].x + column, v[p]);
     input_sum[p] = 0.0f;
 #pragma unroll
     for (int i = 0; i < COLUMNS; i++) {
-      if (!SIGNED) { input_sum[p] += v[p][i]; }
+      if (SUMS) { input_sum[p] += v[p][i]; }
     }
   }
+}
+
+// Adds the products of these columns to the sums.
+template <typename S, int IN, int BITS, int GROUP, bool SIGNED, int ROWS, int PAIRS>
+METAL_FUNC void add_products(const thread Row<S>* rows, const thread float (&v)[PAIRS][COLUMNS],
+                             const thread float (&input_sum)[PAIRS], uint column,
+                             const thread uint (&packed)[ROWS][BITS / 2], thread float (&sums)[ROWS][PAIRS]) {
+  const bool scale_last = SIGNED && GROUP >= IN;
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
     float part[PAIRS];
@@ -192,6 +208,18 @@ METAL_FUNC void add_columns(const thread Row<S>* rows, const thread InputRow<X>*
   }
 }
 
+// Loads the lane's 16 columns from `column` on and adds their products to the sums.
+template <typename X, typename S, int IN, int BITS, int GROUP, bool SIGNED, int ROWS, int PAIRS>
+METAL_FUNC void add_columns(const thread Row<S>* rows, const thread InputRow<X>* inputs, uint column,
+                            thread float (&sums)[ROWS][PAIRS]) {
+  uint packed[ROWS][BITS / 2];
+  load_codes<S, BITS, ROWS>(rows, column, packed);
+  float v[PAIRS][COLUMNS];
+  float input_sum[PAIRS];
+  load_inputs<X, !SIGNED, PAIRS>(inputs, column, v, input_sum);
+  add_products<S, IN, BITS, GROUP, SIGNED, ROWS, PAIRS>(rows, v, input_sum, column, packed, sums);
+}
+
 // sums[r][p] = weight row r times input row p, the same in every lane.
 //
 // Order of addition: a lane adds its columns from left to right, 16 at a time (in groups: the 16 by themselves, then
@@ -209,16 +237,10 @@ METAL_FUNC void products(const thread Row<S>* rows, const thread InputRow<X>* in
   const uint first = lane * uint(COLUMNS);
 #pragma unroll 2
   for (int s = 0; s < IN / step; s++) {
-    const uint column = first + uint(s * step);
-    uint packed[ROWS][BITS / 2];
-    load_codes<S, BITS, ROWS>(rows, column, packed);
-    add_columns<X, S, IN, BITS, GROUP, SIGNED, ROWS, PAIRS>(rows, inputs, column, packed, sums);
+    add_columns<X, S, IN, BITS, GROUP, SIGNED, ROWS, PAIRS>(rows, inputs, first + uint(s * step), sums);
   }
   if (IN % step != 0 && first < uint(IN % step)) {
-    const uint column = first + uint(IN / step * step);
-    uint packed[ROWS][BITS / 2];
-    load_codes<S, BITS, ROWS>(rows, column, packed);
-    add_columns<X, S, IN, BITS, GROUP, SIGNED, ROWS, PAIRS>(rows, inputs, column, packed, sums);
+    add_columns<X, S, IN, BITS, GROUP, SIGNED, ROWS, PAIRS>(rows, inputs, first + uint(IN / step * step), sums);
   }
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
@@ -226,6 +248,72 @@ METAL_FUNC void products(const thread Row<S>* rows, const thread InputRow<X>* in
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) { sums[r][p] = simd_sum(sums[r][p]) * scale; }
   }
+}
+
+// How one matrix of an affine format is stored.
+template <typename SCALE, int BIT_COUNT, int GROUP_COLUMNS>
+struct Affine {
+  typedef SCALE S;
+  static constexpr constant int BITS = BIT_COUNT;
+  static constexpr constant int GROUP = GROUP_COLUMNS;
+};
+
+// Loads the lane's 16 columns from `column` on once, and adds their products with the rows of two matrices.
+template <typename X, typename A, typename B, int IN, int ROWS, int PAIRS>
+METAL_FUNC void add_two_columns(const thread Row<typename A::S>* a, const thread Row<typename B::S>* b,
+                                const thread InputRow<X>* inputs, uint column, thread float (&a_sums)[ROWS][PAIRS],
+                                thread float (&b_sums)[ROWS][PAIRS]) {
+  uint a_packed[ROWS][A::BITS / 2];
+  uint b_packed[ROWS][B::BITS / 2];
+  load_codes<typename A::S, A::BITS, ROWS>(a, column, a_packed);
+  load_codes<typename B::S, B::BITS, ROWS>(b, column, b_packed);
+  float v[PAIRS][COLUMNS];
+  float input_sum[PAIRS];
+  load_inputs<X, true, PAIRS>(inputs, column, v, input_sum);
+  add_products<typename A::S, IN, A::BITS, A::GROUP, false, ROWS, PAIRS>(a, v, input_sum, column, a_packed, a_sums);
+  add_products<typename B::S, IN, B::BITS, B::GROUP, false, ROWS, PAIRS>(b, v, input_sum, column, b_packed, b_sums);
+}
+
+// As products, for as many rows of each of two matrices; each sum has the bits that products gives it.
+template <typename X, typename A, typename B, int IN, int ROWS, int PAIRS>
+METAL_FUNC void two_products(const thread Row<typename A::S>* a, const thread Row<typename B::S>* b,
+                             const thread InputRow<X>* inputs, uint lane, thread float (&a_sums)[ROWS][PAIRS],
+                             thread float (&b_sums)[ROWS][PAIRS]) {
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+      a_sums[r][p] = 0.0f;
+      b_sums[r][p] = 0.0f;
+    }
+  }
+  const int step = 32 * COLUMNS;
+  const uint first = lane * uint(COLUMNS);
+#pragma unroll 2
+  for (int s = 0; s < IN / step; s++) {
+    add_two_columns<X, A, B, IN, ROWS, PAIRS>(a, b, inputs, first + uint(s * step), a_sums, b_sums);
+  }
+  if (IN % step != 0 && first < uint(IN % step)) {
+    add_two_columns<X, A, B, IN, ROWS, PAIRS>(a, b, inputs, first + uint(IN / step * step), a_sums, b_sums);
+  }
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+      a_sums[r][p] = simd_sum(a_sums[r][p]);
+      b_sums[r][p] = simd_sum(b_sums[r][p]);
+    }
+  }
+}
+
+// Finds the row `row` of a matrix of IN columns.
+template <typename A, int IN>
+METAL_FUNC void find_matrix_row(thread Row<typename A::S>& found, const device uint* weight,
+                                const device typename A::S* scales, const device typename A::S* biases, uint row) {
+  const uint groups = (IN + A::GROUP - 1) / A::GROUP;
+  found.weight = weight + row * uint(IN * A::BITS / 32);
+  found.scales = scales + row * groups;
+  found.biases = biases + row * groups;
 }
 
 METAL_FUNC float sigmoid(float x) { return 1.0f / (1.0f + metal::precise::exp(-x)); }
@@ -237,4 +325,13 @@ METAL_FUNC float activate(float gate, float up, float alpha, float limit) {
   const float g = min(gate, limit);
   const float u = min(max(up, -limit), limit);
   return g * sigmoid(alpha * g) * (u + 1.0f);
+}
+
+// silu(gate) * up: in f32 throughout or, where MATCH, rounded to T wherever separate operations on T would round.
+template <typename T, bool MATCH>
+METAL_FUNC float silu_times(float gate, float up) {
+  if (!MATCH) { return gate * sigmoid(gate) * up; }
+  const float g = float(T(gate));
+  const float silu = float(T(g * float(T(sigmoid(g)))));
+  return silu * float(T(up));
 }

@@ -68,8 +68,8 @@
 //!
 //! # What has been run where
 //!
-//! Linux x86-64 with MLX's CPU backend: every test. macOS with Metal: type-checked only, not run yet. The GPU kernels have run
-//! on an NVIDIA H200 by themselves, not inside MLX.
+//! Linux x86-64 with MLX's CPU backend: every test. macOS with Metal: type-checked only, not run yet. MLX's CUDA backend: the
+//! executor and the GPU kernels have run on an NVIDIA H200, by hand.
 #![deny(unsafe_code)]
 #![warn(clippy::cast_possible_truncation)]
 #![cfg_attr(test, allow(clippy::cast_possible_truncation))]
@@ -100,7 +100,7 @@ pub use compute::host::{
 pub use compute::{ComputeError, oracle};
 pub use executor::{
     EndedTurn, ExecuteError, ExecutorOpenError, ExecutorOptions, Family, ForesightCounts, RecordOptions,
-    StreamedExpertExecutor, TurnError,
+    StreamedExpertExecutor, TierFamily, TurnError,
 };
 pub use formats::{
     Activation, ConfigError, DecodeError, ExpertGeometry, ExpertView, FloatType, GeometryError, HeaderError,
@@ -142,6 +142,11 @@ pub use traces::{Trace, TraceError, TraceLayer, TraceRequest};
 pub use usage::{
     DamagedLedger, LedgerError, PinOptions, PinSwap, SwapOptions, UsageLedger, plan_pins, plan_swaps,
 };
+
+#[cfg(feature = "mlx")]
+pub use compute::gpu::{LinearSpec, Rounding, UnsupportedLinear};
+#[cfg(feature = "mlx")]
+pub use mlx::kernels::{DenseOptions, FusedSwiGlu, LinearError, NotFused, QuantisedLinear, QuantisedMatrix};
 
 /// The MLX bindings this crate was built with: `links = "mlx"` allows one version in a program, so use this one.
 #[cfg(feature = "mlx")]

@@ -7,8 +7,10 @@ mod fixture;
 mod pass;
 
 use fixture::Fixture;
-use pass::{FAMILIES, Setting, cases, fixtures, open, relative_error, smallest_budget, source, whole_budget};
-use streamed_experts::{Budget, ExecutorOptions, ExpertId, ExpertKey, LayerId, StreamedExpertExecutor};
+use pass::{Setting, cases, families, fixtures, open, relative_error, smallest_budget, source, whole_budget};
+use streamed_experts::{
+    BatchPlan, Budget, ExecutorOptions, ExpertId, ExpertKey, Family, LayerId, Routes, StreamedExpertExecutor,
+};
 
 #[test]
 fn every_source_gives_its_answers_in_f32() {
@@ -16,7 +18,7 @@ fn every_source_gives_its_answers_in_f32() {
     assert_eq!(names.len(), 34);
     for name in names {
         let (fixture, source) = (Fixture::open(&name), source(&name));
-        for &family in FAMILIES {
+        for family in families() {
             let budget_bytes = whole_budget(&*source);
             let mut executor = open(&source, &Setting { family, budget_bytes, working: 64, readers: 2 });
             for case in cases(&fixture) {
@@ -55,7 +57,7 @@ fn bits(name: &str, setting: &Setting) -> Vec<Vec<u32>> {
 fn where_an_expert_lives_does_not_change_one_bit() {
     for name in fixtures() {
         let source = source(&name);
-        for &family in FAMILIES {
+        for family in families() {
             let whole = whole_budget(&*source);
             let resident = bits(&name, &Setting { family, budget_bytes: whole, working: 64, readers: 4 });
             let passes = resident.len() / 2;
@@ -78,7 +80,7 @@ fn where_an_expert_lives_does_not_change_one_bit() {
 fn resident_experts_are_hits_and_are_not_read_again() {
     let name = "qwen3_moe-affine4-g64-bf16";
     let (fixture, source) = (Fixture::open(name), source(name));
-    for &family in FAMILIES {
+    for family in families() {
         let mut executor =
             open(&source, &Setting { family, budget_bytes: whole_budget(&*source), working: 64, readers: 2 });
         for case in cases(&fixture) {
@@ -101,7 +103,7 @@ fn resident_experts_are_hits_and_are_not_read_again() {
 fn uses_are_counted_before_experts_are_deduplicated() {
     let name = "qwen3_moe-affine4-g64-bf16";
     let (fixture, source) = (Fixture::open(name), source(name));
-    let family = FAMILIES[0];
+    let family = families()[0];
     let mut executor =
         open(&source, &Setting { family, budget_bytes: whole_budget(&*source), working: 64, readers: 2 });
     let case = &cases(&fixture)[0];
@@ -121,7 +123,7 @@ fn uses_are_counted_before_experts_are_deduplicated() {
 fn threads_that_share_slots_compute_what_each_computes_alone() {
     let name = "qwen3_moe-affine4-g64-bf16";
     let (fixture, source) = (Fixture::open(name), source(name));
-    for &family in FAMILIES {
+    for family in families() {
         // One working slot: the threads wait for each other at every wave.
         let budget_bytes = smallest_budget(&*source, 1);
         let executor = open(&source, &Setting { family, budget_bytes, working: 1, readers: 2 });
@@ -155,7 +157,7 @@ fn threads_that_share_slots_compute_what_each_computes_alone() {
 fn pinned_experts_are_loaded_at_open_and_stay() {
     let name = "qwen3_moe-affine4-g64-bf16";
     let (fixture, source) = (Fixture::open(name), source(name));
-    for &family in FAMILIES {
+    for family in families() {
         let pinned = vec![ExpertKey::new(LayerId(1), ExpertId(5)), ExpertKey::new(LayerId(0), ExpertId(2))];
         let budget_bytes = smallest_budget(&*source, 1) + 2 * source.tiers()[0].layout.slot_bytes();
         let budget = Budget { working_slots: 1, pinned: pinned.clone(), ..Budget::new(budget_bytes) };
@@ -173,7 +175,7 @@ fn pinned_experts_are_loaded_at_open_and_stay() {
 fn memory_pressure_between_forwards_changes_speed_alone() {
     let name = "qwen3_moe-affine4-g64-bf16";
     let (fixture, source) = (Fixture::open(name), source(name));
-    for &family in FAMILIES {
+    for family in families() {
         let setting = Setting { family, budget_bytes: whole_budget(&*source), working: 64, readers: 2 };
         let expected = bits(name, &setting);
         let mut executor = open(&source, &setting);
@@ -198,7 +200,75 @@ fn memory_pressure_between_forwards_changes_speed_alone() {
 fn a_family_that_is_not_in_the_build_says_what_to_build_with() {
     let source = source("qwen3_moe-affine4-g64-bf16");
     let budget = Budget::new(whole_budget(&*source));
-    let options = ExecutorOptions { family: streamed_experts::Family::Stock, ..ExecutorOptions::new(budget) };
+    let options = ExecutorOptions { family: Family::Stock, ..ExecutorOptions::new(budget) };
     let error = StreamedExpertExecutor::open(source, &options).unwrap_err().to_string();
     assert_eq!(error, "the stock family is not in this build; it needs the feature `mlx`");
+}
+
+/// The stock family's products may be other kernels for many rows than for one; `fixed_family` says which are taken.
+#[test]
+fn a_fixed_family_gives_a_row_the_same_bits_in_any_company() {
+    for name in ["qwen3_moe-affine4-g64-bf16", "gpt_oss-mxfp4", "colibri-q4-row", "colibri-q8-row"] {
+        let (fixture, source) = (Fixture::open(name), source(name));
+        for family in families() {
+            let budget = Budget::new(whole_budget(&*source));
+            let options = ExecutorOptions { family, fixed_family: true, ..ExecutorOptions::new(budget) };
+            let mut executor = StreamedExpertExecutor::open(source.clone(), &options).unwrap();
+            for case in cases(&fixture) {
+                let together = executor.execute_rows(case.layer, &case.input, &case.plan, None).unwrap();
+                let error = relative_error(
+                    &executor.execute_rows(case.layer, &case.repeated(), &case.alone, None).unwrap(),
+                    &case.expert_rows,
+                );
+                assert!(error <= 1e-5, "{name} {} {family:?}: {error:.1e}", case.layer);
+                for (row, expected) in together.chunks(case.hidden).enumerate() {
+                    let terms = case.plan.row(row).map(|term| (term.expert, term.weight)).collect::<Vec<_>>();
+                    let routes = Routes::from_ragged(&[terms], fixture.experts()).unwrap();
+                    let plan = BatchPlan::new(&routes, fixture.experts()).unwrap();
+                    let input = &case.input[row * case.hidden..][..case.hidden];
+                    let alone = executor.execute_rows(case.layer, input, &plan, None).unwrap();
+                    let bits = |row: &[f32]| row.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+                    assert_eq!(bits(&alone), bits(expected), "{name} {} {family:?} row {row}", case.layer);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_tier_says_who_computes_it_and_counts_our_dispatches() {
+    for name in ["qwen3_moe-affine4-g64-bf16", "qwen3_moe-mxfp4"] {
+        let (fixture, source) = (Fixture::open(name), source(name));
+        for family in families().into_iter().chain([Family::Auto]) {
+            let budget_bytes = whole_budget(&*source);
+            let mut executor = open(&source, &Setting { family, budget_bytes, working: 64, readers: 2 });
+            let ours = family == Family::Auto || Some(family) == Family::of_gpu();
+            let expected = match (Family::of_gpu(), name) {
+                (Some(gpu), "qwen3_moe-affine4-g64-bf16") if ours => gpu,
+                (Some(_), _) if ours => Family::Stock,
+                (None, _) if family == Family::Auto => Family::Host,
+                _ => family,
+            };
+            for tier in executor.families() {
+                assert_eq!(tier.family, expected, "{name} {family:?}");
+                let instead = tier.instead_of_kernels.unwrap_or_default();
+                assert_eq!(!instead.is_empty(), expected == Family::Stock && ours, "{instead}");
+                assert!(instead.is_empty() || instead.contains("Mxfp4"), "{instead}");
+            }
+            for case in cases(&fixture) {
+                assert_eq!(executor.family(case.layer), Some(expected));
+                let row = &case.input[..case.hidden];
+                let terms = case.plan.row(0).map(|term| (term.expert, term.weight)).collect::<Vec<_>>();
+                let routes = Routes::from_ragged(&[terms], fixture.experts()).unwrap();
+                let plan = BatchPlan::new(&routes, fixture.experts()).unwrap();
+                executor.execute_rows(case.layer, row, &plan, None).unwrap();
+                let _ = executor.manager().drain_telemetry();
+                executor.execute_rows(case.layer, row, &plan, None).unwrap();
+                let dispatches = executor.manager().drain_telemetry().dispatches;
+                let kernels = matches!(expected, Family::Metal | Family::Cuda);
+                assert_eq!(dispatches, if kernels { 2 } else { 0 }, "{name} {family:?}");
+            }
+            assert_eq!(executor.manager().telemetry().dispatches, 0);
+        }
+    }
 }

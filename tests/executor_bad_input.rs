@@ -7,13 +7,13 @@ mod fixture;
 mod pass;
 
 use fixture::Fixture;
-use pass::{FAMILIES, LayerCase, Setting, cases, open, source, whole_budget};
+use pass::{LayerCase, Setting, cases, families, open, source, whole_budget};
 use streamed_experts::{BatchPlan, ExpertId, LayerId, Routes, StreamedExpertExecutor};
 
 const NAME: &str = "qwen3_moe-affine4-g64-bf16";
 
 fn executors() -> impl Iterator<Item = StreamedExpertExecutor> {
-    FAMILIES.iter().map(|&family| {
+    families().into_iter().map(|family| {
         let source = source(NAME);
         let budget_bytes = whole_budget(&*source);
         open(&source, &Setting { family, budget_bytes, working: 64, readers: 2 })

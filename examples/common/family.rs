@@ -12,7 +12,7 @@ const BUILT: &[(Family, &str)] = &[
     (Family::Metal, "this crate's kernels on Apple's GPUs, through MLX"),
     #[cfg(feature = "mlx")]
     (Family::Cuda, "this crate's kernels on NVIDIA GPUs, through MLX"),
-    (Family::Auto, "stock where MLX has a GPU, else host"),
+    (Family::Auto, "this crate's kernels where MLX has a GPU, else host"),
 ];
 
 /// Reads a family's name, and lists them in `--help`.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::{
-    ExecuteError, ExecutorOpenError, ExecutorOptions, Family, LayerShape,
+    ExecuteError, ExecutorOpenError, ExecutorOptions, Family, LayerShape, TierFamily,
     families::{Families, TierCompute, TierForward},
     foresight::{Foresight, ForesightCounts, LAYERS_AHEAD},
     notes::{EndedTurn, Notes, TurnError},
@@ -52,7 +52,7 @@ impl StreamedExpertExecutor {
         let plan = ResidencyPlan::new(&*source, &options.budget)?;
         let notes = Notes::open(&*source, options)?;
         let (mut banks, mut tiers) = (Vec::new(), Vec::new());
-        let mut families = Families::new(options.family, options.host.clone())?;
+        let mut families = Families::new(options)?;
         for (tier, sizes) in source.tiers().iter().zip(plan.tiers()) {
             let (bank, compute) = families.tier(tier, sizes.slots())?;
             banks.push(bank);
@@ -102,6 +102,15 @@ impl StreamedExpertExecutor {
         self.manager.tier_of(layer).map(|tier| self.tiers[tier.index()].family())
     }
 
+    /// Who computes each tier, in the source's order of tiers.
+    #[must_use]
+    pub fn families(&self) -> Vec<TierFamily> {
+        self.tiers
+            .iter()
+            .map(|tier| TierFamily { family: tier.family(), instead_of_kernels: tier.instead_of_kernels() })
+            .collect()
+    }
+
     /// How often each expert of `layer` has been used by a row of this executor, since it was opened or shared; `None` for
     /// a layer without experts. A forward that fails still counts: its routes were asked for.
     #[must_use]
@@ -137,6 +146,7 @@ impl StreamedExpertExecutor {
         let mut forward = self.tiers[tier].begin_rows(&shape, plan, input, shared)?;
         run(&self.manager, layer, plan, &mut self.ahead, &mut forward)?;
         let output = forward.into_rows(shared)?;
+        self.manager.record_dispatches(self.tiers[tier].take_dispatches());
         self.manager.record_forward(start.elapsed());
         Ok(output)
     }
@@ -171,6 +181,7 @@ impl StreamedExpertExecutor {
         let mut forward = self.tiers[tier].begin_array(&shape, plan, input, shared)?;
         run(&self.manager, layer, plan, &mut self.ahead, &mut forward)?;
         let output = forward.into_array(input, shared)?;
+        self.manager.record_dispatches(self.tiers[tier].take_dispatches());
         self.manager.record_forward(start.elapsed());
         Ok(output)
     }

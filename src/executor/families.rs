@@ -1,6 +1,8 @@
 //! Which family computes a tier, and how a pass is begun and ended on it.
 
-use super::{ExecuteError, ExecutorOpenError, Family, LayerShape};
+use super::{ExecuteError, ExecutorOpenError, ExecutorOptions, Family, LayerShape};
+#[cfg(feature = "mlx")]
+use crate::compute::gpu::UnsupportedGeometry;
 #[cfg(feature = "mlx")]
 use crate::mlx::{
     self, Array, StockForward, StockTier,
@@ -21,8 +23,9 @@ use crate::{
 /// What computes the experts of one tier. A clone computes on the same slots, in another thread.
 #[derive(Clone, Debug)]
 pub(super) enum TierCompute {
+    /// With why our kernels do not compute the tier, if they were asked to.
     #[cfg(feature = "mlx")]
-    Stock(Box<StockTier>),
+    Stock(Box<StockTier>, Option<UnsupportedGeometry>),
     #[cfg(feature = "mlx")]
     Kernels(Box<KernelTier>),
     Host(Arc<HostFamily>),
@@ -41,21 +44,31 @@ pub(super) enum TierForward<'a> {
 #[derive(Debug)]
 pub(super) struct Families {
     family: Family,
+    #[cfg(feature = "mlx")]
+    fixed: bool,
     host: Option<Arc<HostFamily>>,
     host_options: HostOptions,
 }
 
 impl Families {
-    pub(super) fn new(family: Family, host_options: HostOptions) -> Result<Self, ExecutorOpenError> {
-        let family = match family {
-            Family::Auto if cfg!(feature = "mlx") && gpu() => Family::Stock,
-            Family::Auto => Family::Host,
+    pub(super) fn new(options: &ExecutorOptions) -> Result<Self, ExecutorOpenError> {
+        let family = match options.family {
+            Family::Auto => automatic(),
             Family::Stock | Family::Metal | Family::Cuda if cfg!(not(feature = "mlx")) => {
-                return Err(ExecutorOpenError::FamilyNotBuilt { family: family.name(), feature: "mlx" });
+                return Err(ExecutorOpenError::FamilyNotBuilt {
+                    family: options.family.name(),
+                    feature: "mlx",
+                });
             }
             chosen => chosen,
         };
-        Ok(Self { family, host: None, host_options })
+        Ok(Self {
+            family,
+            #[cfg(feature = "mlx")]
+            fixed: options.fixed_family,
+            host: None,
+            host_options: options.host.clone(),
+        })
     }
 
     /// The family and the bank of one tier of `slots` slots.
@@ -69,11 +82,7 @@ impl Families {
                     Ok(()) => KernelTier::new(array, &tier.geometry, &tier.layout, backend)
                         .map(|kernels| TierCompute::Kernels(Box::new(kernels)))
                         .map_err(ComputeError::new)?,
-                    Err(Unsupported::Geometry(_)) => {
-                        let stock =
-                            StockTier::new(array, &tier.geometry, &tier.layout).map_err(ComputeError::new)?;
-                        TierCompute::Stock(Box::new(stock))
-                    }
+                    Err(Unsupported::Geometry(reason)) => self.stock(array, tier, Some(reason))?,
                     Err(unsupported) => return Err(ComputeError::new(unsupported).into()),
                 };
                 Ok((bank, compute))
@@ -81,14 +90,24 @@ impl Families {
             #[cfg(feature = "mlx")]
             Family::Stock => {
                 let (bank, array) = mlx::mlx_bank(slots, tier.layout.slot_bytes())?;
-                let stock = StockTier::new(array, &tier.geometry, &tier.layout).map_err(ComputeError::new)?;
-                Ok((bank, TierCompute::Stock(Box::new(stock))))
+                Ok((bank, self.stock(array, tier, None)?))
             }
             _ => {
                 let bank = Bank::anonymous(slots, tier.layout.slot_bytes())?;
                 Ok((bank, TierCompute::Host(self.host()?)))
             }
         }
+    }
+
+    #[cfg(feature = "mlx")]
+    fn stock(
+        &self,
+        bank: mlx::BankArray,
+        tier: &Tier,
+        instead: Option<UnsupportedGeometry>,
+    ) -> Result<TierCompute, ComputeError> {
+        let stock = StockTier::new(bank, &tier.geometry, &tier.layout).map_err(ComputeError::new)?;
+        Ok(TierCompute::Stock(Box::new(stock.one_row_at_a_time(self.fixed)), instead))
     }
 
     fn host(&mut self) -> Result<Arc<HostFamily>, ExecutorOpenError> {
@@ -100,14 +119,13 @@ impl Families {
     }
 }
 
-#[cfg(feature = "mlx")]
-fn gpu() -> bool {
-    mlx::default_device_is_gpu()
-}
-
-#[cfg(not(feature = "mlx"))]
-const fn gpu() -> bool {
-    false
+/// What [`Family::Auto`] stands for.
+fn automatic() -> Family {
+    #[cfg(feature = "mlx")]
+    if mlx::default_device_is_gpu() {
+        return Family::of_gpu().unwrap_or(Family::Stock);
+    }
+    Family::Host
 }
 
 impl TierCompute {
@@ -115,13 +133,31 @@ impl TierCompute {
     pub(super) const fn family(&self) -> Family {
         match self {
             #[cfg(feature = "mlx")]
-            Self::Stock(_) => Family::Stock,
+            Self::Stock(..) => Family::Stock,
             #[cfg(feature = "mlx")]
             Self::Kernels(tier) => match tier.backend() {
                 Backend::Metal => Family::Metal,
                 Backend::Cuda => Family::Cuda,
             },
             Self::Host(_) => Family::Host,
+        }
+    }
+
+    /// Why our GPU kernels do not compute the tier although they were asked to.
+    pub(super) fn instead_of_kernels(&self) -> Option<String> {
+        match self {
+            #[cfg(feature = "mlx")]
+            Self::Stock(_, reason) => reason.map(|reason| reason.to_string()),
+            _ => None,
+        }
+    }
+
+    /// How many of our kernels were dispatched since this was asked last.
+    pub(super) fn take_dispatches(&self) -> u64 {
+        match self {
+            #[cfg(feature = "mlx")]
+            Self::Kernels(tier) => tier.take_dispatches(),
+            _ => 0,
         }
     }
 
@@ -135,7 +171,7 @@ impl TierCompute {
     ) -> Result<TierForward<'a>, ExecuteError> {
         match self {
             #[cfg(feature = "mlx")]
-            Self::Stock(tier) => {
+            Self::Stock(tier, _) => {
                 let array = mlx::rows_to_array(input, tier.hidden()).map_err(ComputeError::new)?;
                 let shared = shared.map(|rows| mlx::rows_to_array(rows, tier.hidden()));
                 let shared = shared.transpose().map_err(ComputeError::new)?;
@@ -176,7 +212,7 @@ impl TierCompute {
     ) -> Result<TierForward<'a>, ExecuteError> {
         let hidden = shape.geometry().hidden as usize;
         match self {
-            Self::Stock(tier) => {
+            Self::Stock(tier, _) => {
                 let rows = mlx::flatten(input, hidden).map_err(ComputeError::new)?;
                 let shared =
                     shared.map(|rows| mlx::flatten(rows, hidden)).transpose().map_err(ComputeError::new)?;

@@ -18,5 +18,5 @@ pub use executor::StreamedExpertExecutor;
 pub use foresight::ForesightCounts;
 pub(crate) use layer::LayerShape;
 pub use notes::{EndedTurn, TurnError};
-pub use options::{ExecutorOptions, Family, RecordOptions};
+pub use options::{ExecutorOptions, Family, RecordOptions, TierFamily};
 pub(crate) use wave::run_waves;

@@ -26,11 +26,36 @@ pub enum Family {
     /// This crate's CPU kernels, straight from the slots. Needs nothing.
     #[cfg_attr(not(feature = "mlx"), default)]
     Host,
-    /// [`Family::Stock`] where MLX has a GPU, else [`Family::Host`].
+    /// This crate's own kernels where MLX's default device is a GPU that runs them ([`Family::Metal`], [`Family::Cuda`]), tier by
+    /// tier: [`Family::Stock`] computes a tier whose geometry they do not read, and
+    /// [`families`](crate::StreamedExpertExecutor::families) says why. Without a GPU: [`Family::Host`].
     Auto,
 }
 
+/// Who computes the experts of a tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TierFamily {
+    /// The family. Never [`Family::Auto`].
+    pub family: Family,
+    /// If this crate's GPU kernels were asked for and [`Family::Stock`] computes instead: why.
+    pub instead_of_kernels: Option<String>,
+}
+
 impl Family {
+    /// The family of this crate's own kernels on MLX's default device: [`Family::Metal`] or [`Family::Cuda`]. `None` where that
+    /// is the CPU, or without the `mlx` feature.
+    #[must_use]
+    pub fn of_gpu() -> Option<Self> {
+        #[cfg(feature = "mlx")]
+        return crate::mlx::kernels::Backend::of_default_device().map(|backend| match backend {
+            crate::mlx::kernels::Backend::Metal => Self::Metal,
+            crate::mlx::kernels::Backend::Cuda => Self::Cuda,
+        });
+        #[cfg(not(feature = "mlx"))]
+        None
+    }
+
     /// The family's name in messages and on command lines.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -51,6 +76,10 @@ pub struct ExecutorOptions {
     pub budget: Budget,
     /// Who computes. Default: stock with the `mlx` feature, host without.
     pub family: Family,
+    /// Whether every row is computed by the same kernels however many rows come with it, so that its bits do not depend on its
+    /// company: what the verification of a draft needs. Default: no, the fastest kernels for the number of rows. No effect
+    /// on the host family, where it is always so.
+    pub fixed_family: bool,
     /// Threads and arithmetic of the host family. No effect on the others.
     pub host: HostOptions,
     /// How the manager reads. None of it changes a result.
@@ -92,6 +121,7 @@ impl ExecutorOptions {
         Self {
             budget,
             family: Family::default(),
+            fixed_family: false,
             host: HostOptions::default(),
             manager: ManagerOptions::default(),
             policy: Echo::boxed,

@@ -10,7 +10,7 @@ mod stock;
 
 pub(crate) use mlx_rs::Array;
 
-pub(crate) use bank::mlx_bank;
+pub(crate) use bank::{BankArray, mlx_bank};
 pub(crate) use convert::{
     array_to_rows, default_device_is_gpu, flatten, float_type, rows_to_array, shape_like, submit,
 };

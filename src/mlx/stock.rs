@@ -1,8 +1,8 @@
 //! The stock family: MLX's own quantised products over views of the bank.
 //!
 //! Where MLX can take slot numbers as indices, one `gather_qmm` serves all jobs with the same number of rows; otherwise
-//! each job has products of its own. Which of the two depends on formats, dtypes and the bank's size alone, never on
-//! residency, and both give a row the same bits, so a job's bits depend only on its own rows.
+//! each job has products of its own. Which of the two depends on the backend, formats, dtypes and the bank's size alone, never
+//! on residency, and both give a row the same bits, so a job's bits depend only on its own rows.
 
 use mlx_rs::{
     Array, Dtype,
@@ -12,7 +12,7 @@ use mlx_rs::{
 
 use super::{
     bank::BankArray,
-    convert::default_device_is_gpu,
+    kernels::Backend,
     ops::{Format, Packed, dimension, gather_qmm, quantized_matmul, take},
 };
 use crate::{
@@ -69,6 +69,7 @@ pub(crate) struct StockTier {
     products: [Product; 3],
     activation: Activation,
     hidden: i32,
+    one_row_at_a_time: bool,
 }
 
 /// The rows one submission computes: slots with equally many rows each.
@@ -87,9 +88,14 @@ impl StockTier {
         geometry: &ExpertGeometry,
         layout: &SlotLayout,
     ) -> Result<Self, Exception> {
-        // Metal's gather_qmm multiplies a slot's number by a 64-bit stride; the CPU's counts items in an int.
-        let metal = cfg!(target_os = "macos") && default_device_is_gpu();
-        Self::counting_to(if metal { i64::MAX } else { i64::from(i32::MAX) }, bank, geometry, layout)
+        // Metal's gather_qmm multiplies a slot's number by a 64-bit stride; CUDA's takes no weights with gaps between the
+        // slots; the CPU's counts items in an int.
+        let items = match Backend::of_default_device() {
+            Some(Backend::Metal) => i64::MAX,
+            Some(Backend::Cuda) => 0,
+            None => i64::from(i32::MAX),
+        };
+        Self::counting_to(items, bank, geometry, layout)
     }
 
     /// With products of their own for the jobs of a bank in which a component has more than `items` items.
@@ -106,7 +112,15 @@ impl StockTier {
         // Once more, one by one: MLX now notes in each that its value is there, and no thread writes that note later.
         products.iter().flat_map(Product::arrays).try_for_each(Array::eval)?;
         let hidden = dimension(geometry.hidden)?;
-        Ok(Self { bank, products, activation: geometry.activation, hidden })
+        let cuda = Backend::of_default_device() == Some(Backend::Cuda);
+        let one_row_at_a_time = cuda && products.iter().any(Product::group_is_the_row);
+        Ok(Self { bank, products, activation: geometry.activation, hidden, one_row_at_a_time })
+    }
+
+    /// Makes each row a job of its own if `fixed`, so that MLX takes the same kernel for it whatever comes with it.
+    #[must_use]
+    pub(crate) fn one_row_at_a_time(self, fixed: bool) -> Self {
+        Self { one_row_at_a_time: self.one_row_at_a_time || fixed, ..self }
     }
 
     /// Width of input and output rows.
@@ -116,8 +130,13 @@ impl StockTier {
 
     /// Expert outputs `[jobs × rows per job, hidden]`, unweighted, unevaluated. `x` is `[rows, hidden]`.
     pub(crate) fn rows(&self, x: &Array, work: &StockRows<'_>) -> Result<Array, Exception> {
+        let per_job = work.rows.len() / work.slots.len().max(1);
+        if self.one_row_at_a_time && per_job > 1 {
+            let slots: Vec<SlotId> =
+                work.slots.iter().flat_map(|&slot| std::iter::repeat_n(slot, per_job)).collect();
+            return self.rows(x, &StockRows { slots: &slots, rows: work.rows });
+        }
         if !self.products.iter().all(|product| product.takes_indices(x.dtype())) && work.slots.len() > 1 {
-            let per_job = work.rows.len() / work.slots.len();
             let jobs = work.slots.chunks(1).zip(work.rows.chunks(per_job));
             let parts: Result<Vec<_>, _> =
                 jobs.map(|(slots, rows)| self.rows(x, &StockRows { slots, rows })).collect();
@@ -220,6 +239,19 @@ impl Product {
                 Method::SignedRow { .. } => true,
                 Method::SignedGroup { .. } | Method::SignedByte { .. } | Method::Unpacked { .. } => false,
             }
+    }
+
+    /// Whether one group is as wide as the row: MLX 0.32.2's CUDA backend gives wrong products of several rows then (seen on an
+    /// H200, in small models alone), and right ones of one.
+    fn group_is_the_row(&self) -> bool {
+        let format = match self.method {
+            Method::Native { format, .. }
+            | Method::SignedRow { format }
+            | Method::SignedGroup { format, .. }
+            | Method::SignedByte { format } => format,
+            Method::Unpacked { .. } => return false,
+        };
+        format.mode == c"affine" && format.group >= self.columns
     }
 
     /// `[jobs, rows, columns]` to `[jobs, rows, out]`. More than one job only if [`Self::takes_indices`].

@@ -337,6 +337,11 @@ impl ResidencyManager {
         self.inner.state().telemetry.forward(time);
     }
 
+    /// Records how many of this crate's GPU kernels a forward dispatched.
+    pub fn record_dispatches(&self, count: u64) {
+        self.inner.state().telemetry.dispatches += count;
+    }
+
     /// What happened since the beginning or the last drain. Takes the table's lock for some microseconds.
     #[must_use]
     pub fn telemetry(&self) -> TelemetrySnapshot {

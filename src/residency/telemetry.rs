@@ -119,6 +119,8 @@ pub struct TelemetrySnapshot {
     pub admission_time: Times,
     /// Whole forwards, as recorded by the caller.
     pub forward_time: Times,
+    /// Dispatches of this crate's own GPU kernels, as recorded by the caller. Work that MLX or the CPU does is not counted.
+    pub dispatches: u64,
 }
 
 /// The running counts, kept under the lock of the slot table.
@@ -129,6 +131,7 @@ pub(super) struct Telemetry {
     pub(super) demand_reads: ReadCounts,
     pub(super) pinned_reads: ReadCounts,
     pub(super) policy: PolicyCounts,
+    pub(super) dispatches: u64,
     read_time: Recorder,
     wait_time: Recorder,
     admission_time: Recorder,
@@ -143,6 +146,7 @@ impl Telemetry {
             demand_reads: ReadCounts::default(),
             pinned_reads: ReadCounts::default(),
             policy: PolicyCounts::default(),
+            dispatches: 0,
             read_time: Recorder::new(),
             wait_time: Recorder::new(),
             admission_time: Recorder::new(),
@@ -197,6 +201,7 @@ impl Telemetry {
             wait_time: self.wait_time.times(),
             admission_time: self.admission_time.times(),
             forward_time: self.forward_time.times(),
+            dispatches: self.dispatches,
         }
     }
 
@@ -206,6 +211,7 @@ impl Telemetry {
         self.demand_reads = ReadCounts::default();
         self.pinned_reads = ReadCounts::default();
         self.policy = PolicyCounts::default();
+        self.dispatches = 0;
         for recorder in
             [&mut self.read_time, &mut self.wait_time, &mut self.admission_time, &mut self.forward_time]
         {

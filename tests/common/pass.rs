@@ -11,9 +11,15 @@ use streamed_experts::{
 
 use crate::fixture::{self, Fixture};
 
-/// The families that this build has.
-pub(crate) const FAMILIES: &[Family] =
-    if cfg!(feature = "mlx") { &[Family::Stock, Family::Host] } else { &[Family::Host] };
+/// The families that this build and MLX's default device have.
+pub(crate) fn families() -> Vec<Family> {
+    let mut families = vec![Family::Host];
+    if cfg!(feature = "mlx") {
+        families.insert(0, Family::Stock);
+    }
+    families.extend(Family::of_gpu());
+    families
+}
 
 /// Every fixture that has answers.
 pub(crate) fn fixtures() -> Vec<String> {

@@ -13,6 +13,7 @@ from kernels import ARGUMENTS, TYPES, expert_parameters, source
 SIMDGROUPS = 4
 CUPY = {"f32": cp.float32, "f16": cp.float16, "u32": cp.uint32}
 MODULES = {}
+TOLERANCE = {"f16": lambda width: 2e-3, "bf16": lambda width: 1e-2, "f32": lambda width: 1e-6 * width**0.5}
 
 
 def function(kernel, parameters, change=None):
@@ -197,7 +198,44 @@ def plan_of(rng, rows, ranks, slots):
     return [[(int(slot), np.float32(rng.random())) for slot in rng.permutation(slots)[:ranks]] for _ in range(rows)]
 
 
-TOLERANCE = {"f16": lambda width: 2e-3, "bf16": lambda width: 1e-2, "f32": lambda width: 1e-6 * width**0.5}
+def affine_matrix(rng, rows, columns, bits, group):
+    """Packed words, scales and biases in f32, and the values in f64."""
+    codes = rng.integers(0, 2**bits, (rows, columns), dtype=np.uint32)
+    words = np.bitwise_or.reduce(codes.reshape(rows, -1, 32 // bits) << (np.arange(32 // bits, dtype=np.uint32) * bits), axis=2)
+    scales = (0.2 / 2**bits * (1 + rng.random((rows, columns // group)))).astype(np.float32)
+    biases = (-scales * (2 ** (bits - 1) - 0.5)).astype(np.float32)
+    values = codes * np.repeat(scales.astype(np.float64), group, 1) + np.repeat(biases.astype(np.float64), group, 1)
+    return [cp.asarray(each) for each in (words.astype(np.uint32), scales, biases)], cp.asarray(values)
+
+
+def check_dense(rows, columns, gate_bits, up_bits, kind, seed):
+    """linear and swiglu, against f64 and a row alone against the same row in company."""
+    rng, group, good = np.random.default_rng(seed), 32, True
+    (gate, gate_values), (up, up_values) = (affine_matrix(rng, rows, columns, bits, group) for bits in (gate_bits, up_bits))
+    x, x_values = to_type(rng.standard_normal((5, columns)).astype(np.float32), kind)
+    products = [x_values.astype(cp.float64) @ values.T for values in (gate_values, up_values)]
+    sizes = dict(T=kind, IN=columns, OUT=rows)
+    stored = dict(GATE_S="f32", GATE_BITS=gate_bits, GATE_GROUP=group, UP_S="f32", UP_BITS=up_bits, UP_GROUP=group)
+    for kernel, width, matrices, parameters, expected in (
+        ("linear", 4, up, dict(**sizes, S="f32", BITS=up_bits, GROUP=group), products[1]),
+        ("swiglu", 2, gate + up, dict(**sizes, **stored), products[0] / (1 + cp.exp(-products[0])) * products[1]),
+    ):
+        def run(x, per_tile):
+            out = cp.full((x.shape[0], rows), 0xFFFF if kind == "bf16" else cp.nan, dtype=x.dtype)
+            more = dict(MATCH=False) if kernel == "swiglu" else {}
+            counts = cp.asarray([x.shape[0]] + [0] * 7, dtype=cp.uint32)
+            grid = (1, -(-rows // (width * SIMDGROUPS)), -(-x.shape[0] // per_tile))
+            call = function(kernel, dict(**parameters, ROWS=width, PAIRS=per_tile, **more))
+            call(grid, (32, SIMDGROUPS, 1), (x, *matrices, counts, out))
+            return out
+
+        together = run(x, 4)
+        alone = all(bool((run(x[row : row + 1].copy(), 1)[0] == together[row]).all()) for row in range(5))
+        error = float(cp.linalg.norm(from_type(together, kind).astype(cp.float64) - expected) / cp.linalg.norm(expected))
+        fine = alone and error <= TOLERANCE[kind](columns)
+        print(f"{'ok  ' if fine else 'FAIL'} {kernel} {rows}x{columns} bits {gate_bits} and {up_bits} x {kind}: error {error:.2e}, alone same bits {alone}")
+        good &= fine
+    return good
 
 
 def check(layer, kind, rows, ranks, seed, per_tiles=(1, 4)):
@@ -224,6 +262,7 @@ def small():
         [(4, None, True, "f32", "f32"), (8, None, True, "f32", "bf16"), (4, 32, False, "bf16", "f16"), (8, 64, False, "f16", "f32")]
     ):
         good &= check(Layer(192, 128, bits, group, signed, scales, 5, seed), kind, 3, 3, seed, (2,))
+        good &= check_dense(37, 544, (4, 2)[seed % 2], 8, kind, seed)
     return good
 
 

@@ -17,6 +17,11 @@ ARGUMENTS = {
         ("weights", "f32"), ("shared_rows", "T"), ("out", "T"),
     ],
     "compose": [("weighted_rows", "f32"), ("offsets", "u32"), ("terms", "u32"), ("shared_rows", "T"), ("out", "T")],
+    "linear": [("x", "T"), ("weight", "u32"), ("scales", "S"), ("biases", "S"), ("counts", "u32"), ("out", "T")],
+    "swiglu": [
+        ("x", "T"), ("gate_weight", "u32"), ("gate_scales", "GATE_S"), ("gate_biases", "GATE_S"),
+        ("up_weight", "u32"), ("up_scales", "UP_S"), ("up_biases", "UP_S"), ("counts", "u32"), ("out", "T"),
+    ],
 }
 
 

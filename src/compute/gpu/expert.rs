@@ -69,10 +69,10 @@ pub(crate) enum UnsupportedGeometry {
 const LANE_COLUMNS: u32 = 16;
 
 /// The largest width of a row. (Above any model's; keeps every product of sizes inside a u32.)
-const MAX_WIDTH: u32 = 1 << 16;
+pub(super) const MAX_WIDTH: u32 = 1 << 16;
 
 /// Simdgroups of a threadgroup of `gate_up` and `down`.
-const SIMDGROUPS: i32 = 4;
+pub(super) const SIMDGROUPS: i32 = 4;
 
 /// Inner columns that a simdgroup of `gate_up` makes: as many gate rows and as many up rows.
 const GATE_UP_ROWS: i32 = 2;
@@ -319,25 +319,25 @@ impl GpuExpert {
     }
 }
 
-const fn float(name: &'static str, float: FloatType) -> Argument {
+pub(super) const fn float(name: &'static str, float: FloatType) -> Argument {
     Argument { name, scalar: Scalar::Float(float) }
 }
 
-const fn unsigned(name: &'static str) -> Argument {
+pub(super) const fn unsigned(name: &'static str) -> Argument {
     Argument { name, scalar: Scalar::U32 }
 }
 
 /// Simdgroups that `columns` outputs take, rounded up to whole threadgroups.
-fn blocks(columns: i32, rows: i32, simdgroups: i32) -> i32 {
+pub(super) fn blocks(columns: i32, rows: i32, simdgroups: i32) -> i32 {
     ceiling(ceiling(columns, rows), simdgroups) * simdgroups
 }
 
-const fn ceiling(count: i32, by: i32) -> i32 {
+pub(super) const fn ceiling(count: i32, by: i32) -> i32 {
     (count + by - 1) / by
 }
 
 #[expect(clippy::cast_possible_wrap, reason = "at most MAX_WIDTH, as GpuExpert::new checks")]
-const fn small(size: u32) -> i32 {
+pub(super) const fn small(size: u32) -> i32 {
     size as i32
 }
 
@@ -346,7 +346,7 @@ const fn small(size: u32) -> i32 {
     clippy::cast_possible_wrap,
     reason = "the work checked its limits"
 )]
-const fn index(count: usize) -> i32 {
+pub(super) const fn index(count: usize) -> i32 {
     count as i32
 }
 

@@ -5,6 +5,7 @@
 
 mod call;
 mod expert;
+mod linear;
 mod text;
 mod work;
 
@@ -15,6 +16,8 @@ mod tests;
 pub(crate) use call::Scalar;
 pub(crate) use call::{Call, Parameter};
 pub(crate) use expert::{GpuExpert, UnsupportedGeometry};
+pub(crate) use linear::{GpuLinear, GpuSwiGlu};
+pub use linear::{LinearSpec, Rounding, UnsupportedLinear};
 pub(crate) use text::KernelName;
 #[cfg(feature = "mlx")]
 pub(crate) use text::cuda_source;

@@ -3,6 +3,7 @@
 
 mod bench;
 mod checked;
+mod linear;
 mod numbers;
 mod source;
 mod validation;

@@ -18,15 +18,20 @@ pub(crate) enum KernelName {
     DownCompose,
     /// Weighted rows added up, with the shared row.
     Compose,
+    /// One product with a matrix.
+    Linear,
+    /// Two products with the same rows, and the activation.
+    SwiGlu,
 }
 
 impl KernelName {
     /// How many there are.
-    pub(crate) const COUNT: usize = 4;
+    pub(crate) const COUNT: usize = 6;
 
     /// All of them.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; Self::COUNT] = [Self::GateUp, Self::Down, Self::DownCompose, Self::Compose];
+    pub(crate) const ALL: [Self; Self::COUNT] =
+        [Self::GateUp, Self::Down, Self::DownCompose, Self::Compose, Self::Linear, Self::SwiGlu];
 
     /// The name that compiled kernels are kept under.
     pub(crate) const fn name(self) -> &'static str {
@@ -35,6 +40,8 @@ impl KernelName {
             Self::Down => "streamed_experts_down",
             Self::DownCompose => "streamed_experts_down_compose",
             Self::Compose => "streamed_experts_compose",
+            Self::Linear => "streamed_experts_linear",
+            Self::SwiGlu => "streamed_experts_swiglu",
         }
     }
 
@@ -45,6 +52,8 @@ impl KernelName {
             Self::Down => include_str!("../../../kernels/down.metal"),
             Self::DownCompose => include_str!("../../../kernels/down_compose.metal"),
             Self::Compose => include_str!("../../../kernels/compose.metal"),
+            Self::Linear => include_str!("../../../kernels/linear.metal"),
+            Self::SwiGlu => include_str!("../../../kernels/swiglu.metal"),
         }
     }
 

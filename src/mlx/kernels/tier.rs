@@ -10,14 +10,16 @@
 //! fence of [`super::KernelForward`]. *Threads*: arrays stay on the calling thread.
 #![allow(unsafe_code)]
 
-#[cfg(test)]
 use std::cell::Cell;
 
-use mlx_rs::{Array, ops::concatenate, transforms::eval};
+use mlx_rs::{Array, Dtype, ops::concatenate, transforms::eval};
 
-use super::custom::{Backend, Kernels, dtype};
+use super::{
+    custom::{Backend, Kernels},
+    rows::{bits, settled, views},
+};
 use crate::{
-    compute::gpu::{Call, ComposeTerms, GpuExpert, Terms, Tiles, UnsupportedGeometry, WorkError, padded},
+    compute::gpu::{Call, ComposeTerms, GpuExpert, Terms, Tiles, UnsupportedGeometry, WorkError},
     formats::{ExpertGeometry, FloatType, SlotLayout},
     mlx::{MlxError, bank::BankArray, convert::float_type},
     routing::BatchPlan,
@@ -106,12 +108,8 @@ pub(crate) struct KernelTier {
     expert: GpuExpert,
     layout: Array,
     kernels: Kernels,
-    #[cfg(test)]
     dispatches: Cell<u64>,
 }
-
-/// Bytes that rows of x begin at a multiple of.
-const ROW_ALIGNMENT_BYTES: usize = 16;
 
 impl KernelTier {
     /// Whether the kernels can compute `geometry` on `backend`, being MLX's default device.
@@ -141,14 +139,8 @@ impl KernelTier {
         let words = GpuExpert::layout_words(layout, bank.skipped_bytes());
         let layout = Array::from_slice(&words, &[words.len().try_into().unwrap_or(i32::MAX)]);
         eval([&layout])?;
-        Ok(Self {
-            bank,
-            expert,
-            layout,
-            kernels: Kernels::new(backend),
-            #[cfg(test)]
-            dispatches: Cell::new(0),
-        })
+        let (kernels, dispatches) = (Kernels::new(backend), Cell::new(0));
+        Ok(Self { bank, expert, layout, kernels, dispatches })
     }
 
     /// Where the kernels run.
@@ -161,13 +153,12 @@ impl KernelTier {
         self.expert.hidden()
     }
 
-    /// How many kernels were dispatched so far.
-    #[cfg(test)]
-    pub(crate) const fn dispatches(&self) -> u64 {
-        self.dispatches.get()
+    /// How many kernels were dispatched since this was asked last.
+    pub(crate) fn take_dispatches(&self) -> u64 {
+        self.dispatches.take()
     }
 
-    /// `x`, `[rows, hidden]`, as the kernels take it. Waits for x; copies it only if it is not contiguous or not aligned.
+    /// `x`, `[rows, hidden]`, as the kernels take it: see [`settled`].
     ///
     /// # Errors
     /// Another shape or type, or what MLX answers.
@@ -175,14 +166,7 @@ impl KernelTier {
         let kind = float_type(x).ok_or(KernelError::Dtype { what, dtype: x.dtype() })?;
         let rows = x.shape().first().copied().unwrap_or(0);
         self.check_shape(x, what, rows)?;
-        let mut array = x.contiguous()?;
-        eval([&array])?;
-        if !address(&array, kind).is_multiple_of(ROW_ALIGNMENT_BYTES) {
-            // A product with 1 changes no bit, and MLX puts it into memory of its own.
-            array = array.multiply(Array::from_f32(1.0).as_dtype(dtype(kind))?)?;
-            eval([&array])?;
-        }
-        Ok(Rows { array, kind })
+        Ok(Rows { array: settled(x, Some(self.backend()))?, kind })
     }
 
     /// The weighted rows of the pairs of `tiles`, unevaluated: two dispatches.
@@ -190,9 +174,11 @@ impl KernelTier {
     /// # Errors
     /// What MLX answers.
     pub(crate) fn rows(&self, x: &Rows, tiles: &Tiles, per_tile: usize) -> Result<Part, KernelError> {
-        let inner = self.gate_up(x, tiles, per_tile)?;
+        let weights = bits(&tiles.weights);
+        let [tile_words, pair_rows, weights] = views([&tiles.tiles, &tiles.rows, &weights])?;
+        let inner = self.gate_up(x, tiles, per_tile, &tile_words, &pair_rows)?;
         let call = self.expert.down(tiles.rows.len(), tiles.count(), per_tile);
-        let (tile_words, weights) = (words(&tiles.tiles), floats(&tiles.weights));
+        let weights = weights.view_dtype(Dtype::Float32)?;
         // SAFETY: inner comes from gate_up over the same tiles; the rest as the module says.
         let rows = unsafe {
             self.dispatch(&call, &[&inner, self.bank.words(), &self.layout, &tile_words, &weights])
@@ -215,9 +201,12 @@ impl KernelTier {
     ) -> Result<Array, KernelError> {
         let terms = Terms::new(plan, tiles)?;
         let shared_rows = self.shared_rows(x, plan, shared)?;
-        let inner = self.gate_up(x, tiles, per_tile)?;
+        let weights = bits(&terms.weights);
+        let [tile_words, pair_rows, offsets, pairs, weights] =
+            views([&tiles.tiles, &tiles.rows, &terms.offsets, &terms.terms, &weights])?;
+        let inner = self.gate_up(x, tiles, per_tile, &tile_words, &pair_rows)?;
         let call = self.expert.down_compose(x.kind, plan.rows(), terms.ranks, shared.is_some());
-        let (offsets, pairs, weights) = (words(&terms.offsets), words(&terms.terms), floats(&terms.weights));
+        let weights = weights.view_dtype(Dtype::Float32)?;
         let inputs = [&inner, self.bank.words(), &self.layout, &offsets, &pairs, &weights, &shared_rows];
         // SAFETY: the terms name slots and rows of these tiles; the rest as the module says.
         unsafe { self.dispatch(&call, &inputs) }
@@ -247,7 +236,7 @@ impl KernelTier {
             parts => concatenate(&parts.iter().map(|part| &part.rows).collect::<Vec<_>>(), 0)?,
         };
         let call = self.expert.compose(x.kind, plan.rows(), shared.is_some());
-        let (offsets, terms) = (words(&terms.offsets), words(&terms.terms));
+        let [offsets, terms] = views([&terms.offsets, &terms.terms])?;
         // SAFETY: the terms name rows of the parts, whose shapes were checked; the rest as the module says.
         unsafe { self.dispatch(&call, &[&rows, &offsets, &terms, &shared_rows]) }
     }
@@ -266,11 +255,18 @@ impl KernelTier {
         Ok(Tiles::new(jobs, per_tile, slots, x.count())?)
     }
 
-    fn gate_up(&self, x: &Rows, tiles: &Tiles, per_tile: usize) -> Result<Array, KernelError> {
+    /// `tile_words` and `pair_rows` are those of `tiles`.
+    fn gate_up(
+        &self,
+        x: &Rows,
+        tiles: &Tiles,
+        per_tile: usize,
+        tile_words: &Array,
+        pair_rows: &Array,
+    ) -> Result<Array, KernelError> {
         let call = self.expert.gate_up(x.kind, tiles.rows.len(), tiles.count(), per_tile);
-        let (tile_words, rows) = (words(&tiles.tiles), words(&tiles.rows));
         // SAFETY: the tiles were made for this bank and this many rows of x; the rest as the module says.
-        unsafe { self.dispatch(&call, &[&x.array, self.bank.words(), &self.layout, &tile_words, &rows]) }
+        unsafe { self.dispatch(&call, &[&x.array, self.bank.words(), &self.layout, tile_words, pair_rows]) }
     }
 
     /// The shared rows, or an array that stands for none.
@@ -298,33 +294,9 @@ impl KernelTier {
     unsafe fn dispatch(&self, call: &Call, inputs: &[&Array]) -> Result<Array, KernelError> {
         // SAFETY: the caller's.
         let output = unsafe { self.kernels.dispatch(call, inputs) }?;
-        #[cfg(test)]
         self.dispatches.set(self.dispatches.get() + 1);
         Ok(output)
     }
-}
-
-/// Where an evaluated array's first element lies.
-fn address(array: &Array, kind: FloatType) -> usize {
-    let handle = array.as_ptr();
-    match kind {
-        // SAFETY: the handle is a live, evaluated array of this type; the address alone is used.
-        FloatType::F32 => (unsafe { mlx_sys::mlx_array_data_float32(handle) }) as usize,
-        // SAFETY: as above.
-        FloatType::F16 => (unsafe { mlx_sys::mlx_array_data_float16(handle) }) as usize,
-        // SAFETY: as above.
-        FloatType::Bf16 => (unsafe { mlx_sys::mlx_array_data_bfloat16(handle) }) as usize,
-    }
-}
-
-fn words(values: &[u32]) -> Array {
-    let values = padded(values);
-    Array::from_slice(&values, &[values.len().try_into().unwrap_or(i32::MAX)])
-}
-
-fn floats(values: &[f32]) -> Array {
-    let values = padded(values);
-    Array::from_slice(&values, &[values.len().try_into().unwrap_or(i32::MAX)])
 }
 
 #[cfg(test)]
@@ -332,7 +304,10 @@ mod tests {
     use super::*;
     use crate::{
         formats::{Quantisation, SlotLayout},
-        mlx::mlx_bank,
+        mlx::{
+            kernels::rows::{ALIGNMENT_BYTES, address},
+            mlx_bank,
+        },
     };
 
     const GEOMETRY: ExpertGeometry =
@@ -368,7 +343,7 @@ mod tests {
         assert!(matches!(tier.prepare(&wide, "x"), Err(KernelError::Shape { needed: [1, 64], .. })));
         let integers = Array::zeros::<i32>(&[1, 64]).unwrap();
         assert!(matches!(tier.prepare(&integers, "x"), Err(KernelError::Dtype { what: "x", .. })));
-        assert_eq!(tier.dispatches(), 0);
+        assert_eq!(tier.take_dispatches(), 0);
     }
 
     #[test]
@@ -381,7 +356,7 @@ mod tests {
             let rows = tier.prepare(&rows, "x").unwrap();
             // MLX's CPU memory, which no kernel reads, begins 8 bytes off.
             let start = if Backend::of_default_device().is_some() { 0 } else { 8 };
-            let misaligned = address(&rows.array, rows.kind()) % ROW_ALIGNMENT_BYTES;
+            let misaligned = address(&rows.array) % ALIGNMENT_BYTES;
             assert!(misaligned == 0 || misaligned == start, "{skipped} skipped: {misaligned}");
             assert_eq!(rows.array.as_slice::<f32>(), &flat[skipped..skipped + 128]);
         }

@@ -363,7 +363,7 @@ pub(super) fn decode(kind: FloatType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-fn round(kind: FloatType, value: f32) -> f32 {
+pub(super) fn round(kind: FloatType, value: f32) -> f32 {
     decode(kind, &encode(kind, &[value]))[0]
 }
 

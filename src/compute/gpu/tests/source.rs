@@ -3,10 +3,19 @@
 use msl_cpu::{Strict, lint, type_check};
 
 use super::{
-    super::KernelName,
+    super::{Call, GpuLinear, GpuSwiGlu, KernelName, LinearSpec, Rounding},
     bench::{BF16, Bench, F16, F32, Size, signature_text},
 };
 use crate::formats::{Activation, ExpertGeometry, FloatType, Quantisation};
+
+/// The calls of the kernels for resident matrices, of every width of code.
+fn matrix_calls(kind: FloatType) -> Vec<Call> {
+    let spec = |bits, scales| LinearSpec { rows: 40, columns: 96, bits, group: 32, scales };
+    let linear = GpuLinear::new(spec(2, kind)).unwrap().call(kind, 5).unwrap();
+    let swiglu = GpuSwiGlu::new(spec(4, F32), spec(8, BF16)).unwrap();
+    let swiglu = [Rounding::F32, Rounding::Match].map(|rounding| swiglu.call(kind, 1, rounding).unwrap());
+    std::iter::once(linear).chain(swiglu).collect()
+}
 
 fn texts(geometry: ExpertGeometry, kind: FloatType) -> Vec<msl_cpu::KernelText> {
     let bench = Bench::new(geometry, kind, Size { rows: 2, ranks: 2, experts: 3, shared: true, seed: 1 });
@@ -50,6 +59,21 @@ fn address_spaces_and_types_hold() {
 }
 
 #[test]
+fn address_spaces_and_types_hold_for_matrices() {
+    for kind in [F32, BF16, F16] {
+        for call in matrix_calls(kind) {
+            // As large as no array is smaller than: MLX then hands all of them over in the address space `device`.
+            let inputs = vec![vec![0; 64]; call.inputs.len()];
+            match type_check(&signature_text(&call, &inputs, None)) {
+                Strict::Passed => {}
+                Strict::Skipped(reason) => println!("skipped: {reason}"),
+                Strict::Refused(messages) => panic!("{:?} {kind:?}:\n{messages}", call.kernel),
+            }
+        }
+    }
+}
+
+#[test]
 fn the_lint_has_nothing_to_say() {
     for kernel in KernelName::ALL {
         assert_eq!(lint(kernel.header(), kernel.body()), Vec::<String>::new(), "{kernel:?}");
@@ -67,7 +91,7 @@ fn the_contract_names_every_kernel_and_input() {
         expert.down_compose(F32, 1, 1, true),
         expert.compose(F32, 1, true),
     ];
-    for call in calls {
+    for call in calls.into_iter().chain(matrix_calls(F32)) {
         let inputs = call.inputs.iter().map(|input| input.name);
         for name in inputs.chain(call.parameters.iter().map(|(name, _)| *name)).chain([call.kernel.output()])
         {
