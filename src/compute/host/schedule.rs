@@ -80,7 +80,7 @@ pub(super) fn run<L: Lanes>(
     scratch: &mut CallScratch,
 ) {
     let Call { geometry, activations, jobs, input } = call;
-    let plans = Projection::ALL.map(|projection| Plan::new(geometry, projection, activations));
+    let plans = Projection::ALL.map(|projection| Plan::new(geometry, projection, activations, L::CENTRED));
     let layouts = plans.map(|plan| plan.layout);
     let [down, gate, up] = layouts.map(|layout| layout.stride());
     let max_uses = (MAX_ROUND_VALUES / (down + gate + up)).max(MAX_UNIT_USES);
