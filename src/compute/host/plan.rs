@@ -177,12 +177,13 @@ impl RowLayout {
         }
     }
 
-    /// Values of a packed row: the padded row, the centres of its segments if there are any, the sums of its
+    /// Values of a packed row: the padded row (or its steps), the centres of its segments if there are any, the sums of its
     /// groups.
     pub(super) const fn stride(&self) -> usize {
         let values =
             if self.int8 { self.segments() * INT8_STEP } else { self.padded() + self.centre_lanes() };
-        values + self.group_lanes()
+        // Whole cache lines, so that every row begins with one.
+        (values + self.group_lanes()).next_multiple_of(2 * LANES)
     }
 
     /// Values that the centres of segments take.

@@ -135,6 +135,7 @@ fn tile<L: Lanes, D: Decode<L>, G: Grain, const R: usize, const U: usize>(
                 let bytes: [&[u8; UNIT_BYTES]; R] = std::array::from_fn(|r| &whole[r][unit]);
                 add_unit(lanes, decode, bytes, std::array::from_fn(|u| &x[u][unit]), &mut sums);
             }
+            #[expect(clippy::needless_range_loop, reason = "x is one slice per use")]
             for unit in begin.max(whole_units)..end {
                 add_unit(lanes, decode, last, std::array::from_fn(|u| &x[u][unit]), &mut sums);
             }
@@ -176,6 +177,7 @@ fn add_unit<L: Lanes, D: Decode<L>, const R: usize, const U: usize>(
     for r in 0..R {
         let unit = decode.decode(lanes, bytes[r]);
         let weights = unit.as_ref();
+        #[expect(clippy::needless_range_loop, reason = "v counts the vectors of x as well")]
         for v in 0..weights.len() {
             for u in 0..U {
                 sums[r][u] = lanes.mul_add(weights[v], lanes.load(&vectors::<L, _>(x[u])[v]), sums[r][u]);
@@ -203,6 +205,7 @@ fn add_halves<L: Lanes, D: Decode<L>, G: Grain, const R: usize, const U: usize>(
             let scale = halves::<G>(scales, r, 2 * unit + half);
             for u in 0..U {
                 let mut sum = zero;
+                #[expect(clippy::needless_range_loop, reason = "v counts the vectors of x as well")]
                 for v in half * vectors_of_half..(half + 1) * vectors_of_half {
                     sum = lanes.mul_add(weights[v], lanes.load(&vectors::<L, _>(x[u])[v]), sum);
                 }

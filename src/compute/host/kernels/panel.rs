@@ -8,6 +8,7 @@ use super::{
     super::{
         dequantise::dequantise_columns,
         lanes::{BLOCK, Lanes, vectors},
+        scratch::grown,
     },
     Decode, Inputs, Matrix, Product, ROWS, Scales, WeightRow, finish,
 };
@@ -26,7 +27,7 @@ type Half = [f32; BLOCK / 2];
 #[derive(Debug, Default)]
 pub(crate) struct Panel {
     /// Unpacked weights: per row of the tile, the panel's half-blocks.
-    weights: Vec<Half>,
+    weights: Vec<f32>,
     /// Running totals: per weight row, per use, a vector.
     totals: Vec<f32>,
     /// Scales of all weight rows, in groups of [`ROWS`].
@@ -88,8 +89,8 @@ pub(super) fn product<L: Lanes, W: Unpack<L>>(lanes: L, unpack: W, product: Prod
         let first = rows.start + group * ROWS;
         scales.fill(&matrix.plan, &matrix, first, ROWS.min(rows.end - first));
     }
-    totals.clear();
-    totals.resize(rows.len() * uses * size_of::<L::Stored>() / size_of::<f32>(), 0.0);
+    let totals = grown(totals, rows.len() * uses * size_of::<L::Stored>() / size_of::<f32>());
+    totals.fill(0.0);
     let totals: &mut [L::Stored] = bytemuck::cast_slice_mut(totals);
     let segments_at_once = (2 * PANEL_BLOCKS / layout.segment_halves).max(1);
     let mut segment = 0;
@@ -103,7 +104,7 @@ pub(super) fn product<L: Lanes, W: Unpack<L>>(lanes: L, unpack: W, product: Prod
         for (group, scales) in scales[..groups].iter().enumerate() {
             let first = group * ROWS;
             let count = ROWS.min(rows.len() - first);
-            weights.resize(ROWS * halves.len(), [0.0; BLOCK / 2]);
+            let weights = grown(weights, ROWS * halves.len() * BLOCK / 2).as_chunks_mut().0;
             for r in 0..count {
                 let to = &mut weights[r * halves.len()..(r + 1) * halves.len()];
                 unpack.unpack(lanes, &matrix, rows.start + first + r, blocks.clone(), to);
