@@ -3,16 +3,15 @@
 //! Prints `figure NAME VALUE`. Ratios are medians over rounds; both sides of a ratio are measured in the same round, in
 //! an order that alternates. Experts together are many times the size of the last cache, so every weight comes from
 //! memory. One-thread figures count the thread's own time, so that a busy machine does not count against either side;
-//! figures that compare thread counts need a quiet machine. An argument picks the figures whose names contain it.
-//!
-//! Figures against MLX's families belong here too, under `cfg(feature = "mlx")`: see [`FIGURES`].
+//! figures that compare thread counts need a quiet machine. An argument picks the figures whose names contain it;
+//! `isa=avx2` and the like choose the instruction set.
 
-use std::{hint::black_box, time::Instant};
+use std::{hint::black_box, sync::OnceLock, thread::available_parallelism, time::Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use streamed_experts::{
-    ExpertGeometry, ExpertView, FloatType, HostFamily, HostJob, HostOptions, Part, Projection, Quantisation,
-    SlotLayout,
+    ExpertGeometry, ExpertView, FloatType, HostActivations, HostFamily, HostIsa, HostJob, HostOptions, Part,
+    Projection, Quantisation, SlotLayout,
 };
 
 const ROUNDS: usize = 7;
@@ -30,23 +29,44 @@ const AFFINE4: Quantisation = Quantisation::Affine { bits: 4, group: 64, scales:
 
 /// Every figure, by the beginning of its name.
 const FIGURES: &[(&str, fn())] = &[
-    ("host_q4_m1", || m1_vs_read("host_q4_m1", Q4)),
-    ("host_q8_m1", || m1_vs_read("host_q8_m1", Q8)),
-    ("host_affine4_m1", || m1_vs_read("host_affine4_m1", AFFINE4)),
-    ("host_mxfp4_m1", || m1_vs_read("host_mxfp4_m1", Quantisation::Mxfp4)),
-    ("host_q4_scaling", scaling),
+    ("host_q4_m1", || m1_vs_read("host_q4_m1", Q4, HostActivations::Exact)),
+    ("host_q8_m1", || m1_vs_read("host_q8_m1", Q8, HostActivations::Exact)),
+    ("host_affine4_m1", || m1_vs_read("host_affine4_m1", AFFINE4, HostActivations::Exact)),
+    ("host_mxfp4_m1", || m1_vs_read("host_mxfp4_m1", Quantisation::Mxfp4, HostActivations::Exact)),
+    ("host_q4_int8_m1", || m1_vs_read("host_q4_int8_m1", Q4, HostActivations::Int8)),
+    ("host_q8_int8_m1", || m1_vs_read("host_q8_int8_m1", Q8, HostActivations::Int8)),
+    ("host_q4_m1_scaling", scaling),
     ("host_q4_m32", || m32_vs_sgemm("host_q4_m32", Q4)),
     ("host_affine4_m32", || m32_vs_sgemm("host_affine4_m32", AFFINE4)),
     ("host_q4_rows", cost_per_rows),
 ];
 
+/// The instruction set asked for.
+static ISA: OnceLock<HostIsa> = OnceLock::new();
+
 fn main() {
-    let pick = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
-    println!("# {:?}", HostFamily::new(HostOptions::new()).expect("a family"));
+    let mut pick = String::new();
+    for argument in std::env::args().skip(1).filter(|argument| !argument.starts_with('-')) {
+        match argument.strip_prefix("isa=") {
+            Some(name) => ISA.set(isa(name)).expect("one instruction set"),
+            None => pick = argument,
+        }
+    }
+    println!("# {:?}", family(1));
     for (name, run) in FIGURES {
         if name.contains(&pick) {
             run();
         }
+    }
+}
+
+fn isa(name: &str) -> HostIsa {
+    match name {
+        "portable" => HostIsa::Portable,
+        "avx2" => HostIsa::Avx2,
+        "avx512" => HostIsa::Avx512,
+        "neon" => HostIsa::Neon,
+        _ => panic!("no instruction set {name}: portable, avx2, avx512 or neon"),
     }
 }
 
@@ -187,12 +207,18 @@ fn input(rows: usize) -> (Vec<f32>, Vec<f32>) {
 }
 
 fn family(threads: usize) -> HostFamily {
-    HostFamily::new(HostOptions::new().thread_count(threads)).expect("a family")
+    family_with(threads, HostActivations::Exact)
+}
+
+fn family_with(threads: usize, activations: HostActivations) -> HostFamily {
+    let mut options = HostOptions::new().thread_count(threads).activations(activations);
+    options.isa = ISA.get().copied();
+    HostFamily::new(options).expect("a family")
 }
 
 /// Weight bytes per second of whole experts at M = 1 on one thread, against a plain summing read of the same bytes.
-fn m1_vs_read(name: &str, quantisation: Quantisation) {
-    let (experts, family) = (Experts::new(quantisation), family(1));
+fn m1_vs_read(name: &str, quantisation: Quantisation, activations: HostActivations) {
+    let (experts, family) = (Experts::new(quantisation), family_with(1, activations));
     let (input, mut output) = input(1);
     let (read, computed, ratio) = compare(
         || own_seconds(|| experts.read(1)),
@@ -206,19 +232,26 @@ fn m1_vs_read(name: &str, quantisation: Quantisation) {
     figure(&format!("{name}_vs_read"), ratio);
 }
 
-/// What two threads gain, at M = 1 and in the plain read.
+/// What two threads and more gain at M = 1 and in the plain read: time of one ÷ time of all.
 fn scaling() {
     let experts = Experts::new(Q4);
     let (input, mut output) = input(1);
-    let mut second_output = output.clone();
-    let (one, two) = (family(1), family(2));
-    let (_, _, computing) = compare(
-        || seconds(|| experts.compute(&one, 1, &input, &mut output)),
-        || seconds(|| experts.compute(&two, 1, &input, &mut second_output)),
-    );
-    let (_, _, reading) = compare(|| seconds(|| experts.read(1)), || seconds(|| experts.read(2)));
-    figure("host_q4_m1_scaling", computing);
-    figure("host_read_scaling", reading);
+    let mut outputs = output.clone();
+    let all = available_parallelism().map_or(1, usize::from);
+    for threads in [2, 4, 8, 16].into_iter().filter(|&threads| threads <= all.max(2)) {
+        let (one, more) = (family(1), family(threads));
+        let (_, time, computing) = compare(
+            || seconds(|| experts.compute(&one, 1, &input, &mut output)),
+            || seconds(|| experts.compute(&more, 1, &input, &mut outputs)),
+        );
+        let (_, read, reading) =
+            compare(|| seconds(|| experts.read(1)), || seconds(|| experts.read(threads)));
+        let rate = |time| experts.bytes() / time / 1e9;
+        println!("# {threads} threads: read {:.2} GB/s, computed {:.2} GB/s", rate(read), rate(time));
+        let of = if threads == 2 { String::new() } else { format!("_{threads}") };
+        figure(&format!("host_q4_m1_scaling{of}"), computing);
+        figure(&format!("host_read_scaling{of}"), reading);
+    }
 }
 
 /// FLOP/s of whole experts at M = 32, against dense f32 products of the same shapes.

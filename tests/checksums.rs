@@ -151,7 +151,7 @@ impl ExpertSource for EvenChecksums {
         self.0.read_at(file, buffer, offset_bytes)
     }
     fn checksum(&self, key: ExpertKey) -> Option<u64> {
-        self.0.checksum(key).filter(|_| key.expert.0 % 2 == 0)
+        self.0.checksum(key).filter(|_| key.expert.0.is_multiple_of(2))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Host kernels against a plain f64 reference on the same stored bytes. If these fail, an engine that computes experts
+//! Host kernels against the scalar oracle on the same stored bytes. If these fail, an engine that computes experts
 //! on the CPU says something else than the model, or says something else each time the batch or the cache changes.
 #![allow(missing_docs)]
 
@@ -7,7 +7,7 @@ use std::{num::NonZeroUsize, sync::Arc};
 use proptest::prelude::*;
 use streamed_experts::{
     Activation, ExpertGeometry, ExpertView, FloatType, HostActivations, HostError, HostFamily, HostIsa,
-    HostJob, HostOptions, HostSupport, HostThreads, Part, Projection, Quantisation, SlotLayout,
+    HostJob, HostOptions, HostSupport, HostThreads, Part, Projection, Quantisation, SlotLayout, oracle::Mlp,
 };
 
 /// Experts of one geometry with random bytes.
@@ -88,112 +88,14 @@ fn random_slot(geometry: &ExpertGeometry, layout: &SlotLayout, random: &mut fast
     slot
 }
 
-/// The reference, in f64 and with no idea in common with the kernels.
-mod reference {
-    use super::*;
-
-    fn float(kind: FloatType, bytes: &[u8], i: usize) -> f64 {
-        match kind {
-            FloatType::F32 => f64::from(f32::from_le_bytes(bytes[4 * i..4 * i + 4].try_into().unwrap())),
-            FloatType::F16 => half::f16::from_le_bytes(bytes[2 * i..2 * i + 2].try_into().unwrap()).to_f64(),
-            FloatType::Bf16 => {
-                half::bf16::from_le_bytes(bytes[2 * i..2 * i + 2].try_into().unwrap()).to_f64()
-            }
-        }
-    }
-
-    fn minifloat(bits: u8, exponent_bits: u32, mantissa_bits: u32, bias: i32) -> f64 {
-        let mantissa = f64::from(bits & ((1 << mantissa_bits) - 1)) / f64::from(1u32 << mantissa_bits);
-        let exponent = i32::from(bits >> mantissa_bits & ((1 << exponent_bits) - 1));
-        let sign = if bits >> (exponent_bits + mantissa_bits) & 1 == 1 { -1.0 } else { 1.0 };
-        if exponent == 0 {
-            sign * mantissa * 2f64.powi(1 - bias)
-        } else {
-            sign * (1.0 + mantissa) * 2f64.powi(exponent - bias)
-        }
-    }
-
-    fn integer(bytes: &[u8], bits: u32, i: usize) -> u8 {
-        (0..bits as usize).fold(0, |q, b| {
-            let at = i * bits as usize + b;
-            q | (bytes[at / 8] >> (at % 8) & 1) << b
-        })
-    }
-
-    /// One projection as `[rows, columns]`.
-    pub(super) fn matrix(expert: &ExpertView<'_>, projection: Projection) -> Vec<f64> {
-        let shape = expert.geometry().projection(projection);
-        let (columns, quantisation) = (shape.columns as usize, shape.quantisation);
-        let [weights, scales, biases, _] = Part::ALL.map(|part| expert.part(projection, part));
-        let row_bytes = weights.len() / shape.rows as usize;
-        let row_scales = quantisation.scales_per_row(shape.columns).unwrap() as usize;
-        let mut values = Vec::with_capacity(shape.rows as usize * columns);
-        for row in 0..shape.rows as usize {
-            let weights = &weights[row * row_bytes..(row + 1) * row_bytes];
-            for i in 0..columns {
-                let scale = |group: usize| row * row_scales + i / group;
-                values.push(match quantisation {
-                    Quantisation::Affine { bits, group, scales: kind } => {
-                        let at = scale(group as usize);
-                        f64::from(integer(weights, bits, i)) * float(kind, scales, at)
-                            + float(kind, biases, at)
-                    }
-                    Quantisation::Mxfp4 => {
-                        minifloat(integer(weights, 4, i), 2, 1, 1)
-                            * 2f64.powi(i32::from(scales[scale(32)]) - 127)
-                    }
-                    Quantisation::Nvfp4 => {
-                        minifloat(integer(weights, 4, i), 2, 1, 1) * minifloat(scales[scale(16)], 4, 3, 7)
-                    }
-                    Quantisation::Mxfp8 => {
-                        minifloat(weights[i], 4, 3, 7) * 2f64.powi(i32::from(scales[scale(32)]) - 127)
-                    }
-                    Quantisation::Signed { bits, group } => {
-                        let q = integer(weights, bits, i);
-                        let q = if bits == 8 { f64::from(q.cast_signed()) } else { f64::from(q) - 8.0 };
-                        q * float(FloatType::F32, scales, scale(group.map_or(columns, |g| g as usize)))
-                    }
-                    other => panic!("no reference for {other:?}"),
-                });
-            }
-        }
-        values
-    }
-
-    fn product(weights: &[f64], x: &[f64], bias: Option<(FloatType, &[u8])>) -> Vec<f64> {
-        let rows = weights.chunks_exact(x.len()).enumerate();
-        rows.map(|(i, row)| {
-            let sum: f64 = row.iter().zip(x).map(|(w, x)| w * x).sum();
-            sum + bias.map_or(0.0, |(kind, bytes)| float(kind, bytes, i))
-        })
-        .collect()
-    }
-
-    /// An expert's unweighted output for each input row.
-    pub(super) fn expert(expert: &ExpertView<'_>, inputs: &[&[f32]]) -> Vec<Vec<f64>> {
-        let [down, gate, up] = Projection::ALL.map(|p| {
-            let bias = expert.geometry().bias.map(|kind| (kind, expert.part(p, Part::Bias)));
-            (matrix(expert, p), bias)
-        });
-        let row = |x: &&[f32]| {
-            let x: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
-            let pairs = product(&gate.0, &x, gate.1).into_iter().zip(product(&up.0, &x, up.1));
-            let h: Vec<f64> = pairs
-                .map(|(g, u)| match expert.geometry().activation {
-                    Activation::SwiGlu => g / (1.0 + (-g).exp()) * u,
-                    Activation::ClampedSwiGlu { alpha, limit } => {
-                        let (alpha, limit) = (f64::from(alpha), f64::from(limit));
-                        let (g, u) = (g.min(limit), u.clamp(-limit, limit));
-                        g / (1.0 + (-alpha * g).exp()) * (u + 1.0)
-                    }
-                    other => panic!("no reference for {other:?}"),
-                })
-                .collect();
-            product(&down.0, &h, down.1)
-        };
-        inputs.iter().map(row).collect()
-    }
+/// The oracle's output for each row of `input`, one after the other.
+fn reference(expert: &ExpertView<'_>, input: &[f32]) -> Vec<f64> {
+    let input: Vec<f64> = input.iter().map(|&x| f64::from(x)).collect();
+    Mlp::of_expert(expert).unwrap().forward(&input).unwrap()
 }
+
+/// Every instruction set there is.
+const ISAS: [HostIsa; 4] = [HostIsa::Portable, HostIsa::Avx2, HostIsa::Avx512, HostIsa::Neon];
 
 fn family(threads: usize) -> HostFamily {
     HostFamily::new(HostOptions::new().thread_count(threads)).unwrap()
@@ -201,10 +103,8 @@ fn family(threads: usize) -> HostFamily {
 
 /// One family per instruction set that this machine has.
 fn families(threads: usize) -> Vec<HostFamily> {
-    let all = [HostIsa::Portable, HostIsa::Avx2, HostIsa::Neon];
-    all.iter()
-        .filter_map(|&isa| HostFamily::new(HostOptions::new().thread_count(threads).isa(isa)).ok())
-        .collect()
+    let options = HostOptions::new().thread_count(threads);
+    ISAS.iter().filter_map(|&isa| HostFamily::new(options.clone().isa(isa)).ok()).collect()
 }
 
 fn random_rows(rows: usize, width: usize, random: &mut fastrand::Rng) -> Vec<f32> {
@@ -239,13 +139,12 @@ fn check_families(families: &[HostFamily], geometry: ExpertGeometry, rows: usize
     let experts = Experts::random(geometry, 1, &mut random);
     let hidden = geometry.hidden as usize;
     let input = random_rows(rows, hidden, &mut random);
-    let inputs: Vec<&[f32]> = input.chunks_exact(hidden).collect();
-    let want = reference::expert(&experts.view(0), &inputs);
+    let want = reference(&experts.view(0), &input);
     // A handful of terms may cancel: widths below 16 count as 16.
     let width = geometry.hidden.min(geometry.intermediate).max(16);
     for family in families {
         let got = run_one(family, experts.view(0), &input);
-        for (row, (got, want)) in got.chunks_exact(hidden).zip(&want).enumerate() {
+        for (row, (got, want)) in got.chunks_exact(hidden).zip(want.chunks_exact(hidden)).enumerate() {
             let error = error(got, want, width);
             assert!(error <= 1.0, "{:?} {geometry:?} row {row}: {error} of the bound", family.isa());
         }
@@ -543,8 +442,7 @@ fn support_says_what_will_be_slow_and_what_cannot_be() {
 
 fn int8_families() -> Vec<HostFamily> {
     let options = HostOptions::new().thread_count(1).activations(HostActivations::Int8);
-    let all = [HostIsa::Portable, HostIsa::Avx2, HostIsa::Neon];
-    all.iter().filter_map(|&isa| HostFamily::new(options.clone().isa(isa)).ok()).collect()
+    ISAS.iter().filter_map(|&isa| HostFamily::new(options.clone().isa(isa)).ok()).collect()
 }
 
 /// The formats that have kernels for eight-bit inputs.
@@ -570,8 +468,7 @@ fn eight_bit_inputs_give_the_same_bits_everywhere_within_the_stated_error() {
             let experts =
                 Experts::random(ExpertGeometry::uniform(hidden, intermediate, quantisation), 1, &mut random);
             let input = random_rows(6, hidden as usize, &mut random);
-            let inputs: Vec<&[f32]> = input.chunks_exact(hidden as usize).collect();
-            let want = reference::expert(&experts.view(0), &inputs);
+            let want = reference(&experts.view(0), &input);
             let families = int8_families();
             let first = bits(&families[0], experts.view(0), &input, 1);
             for family in &families {
@@ -580,7 +477,7 @@ fn eight_bit_inputs_give_the_same_bits_everywhere_within_the_stated_error() {
                     assert!(got == first, "{:?} {quantisation:?}, {at_once} at once", family.isa());
                 }
             }
-            let rows = first.chunks_exact(hidden as usize).zip(&want);
+            let rows = first.chunks_exact(hidden as usize).zip(want.chunks_exact(hidden as usize));
             for (got, want) in rows {
                 let norm = want.iter().map(|y| y * y).sum::<f64>().sqrt();
                 let off = got
@@ -606,8 +503,8 @@ fn eight_bit_inputs_take_odd_widths_zeros_and_nan() {
             let got = run_one(&family, experts.view(0), &input);
             assert!(got[..65].iter().all(|&y| y == 0.0));
             assert!(got[65..130].iter().all(|y| y.is_nan()));
-            let want = reference::expert(&experts.view(0), &[&input[130..]]);
-            assert!(error(&got[130..], &want[0], 33) * 1e-6 * 33f64.sqrt() <= 0.02);
+            let want = reference(&experts.view(0), &input[130..]);
+            assert!(error(&got[130..], &want, 33) * 1e-6 * 33f64.sqrt() <= 0.02);
         }
     }
 }

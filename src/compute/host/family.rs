@@ -136,6 +136,8 @@ impl HostFamily {
             Isa::Portable(_) => HostIsa::Portable,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2(_) => HostIsa::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(_) => HostIsa::Avx512,
             #[cfg(target_arch = "aarch64")]
             Isa::Neon(_) => HostIsa::Neon,
         }
@@ -153,7 +155,8 @@ impl HostFamily {
         if let Err(error) = SlotLayout::new(geometry) {
             return HostSupport::Unsupported(error);
         }
-        let generic = |projection| Plan::new(geometry, projection, self.activations).coding == Coding::Values;
+        let generic =
+            |projection| Plan::new(geometry, projection, self.activations, false).coding == Coding::Values;
         if Projection::ALL.into_iter().any(generic) { HostSupport::Generic } else { HostSupport::Fast }
     }
 
@@ -192,6 +195,8 @@ impl HostFamily {
             Isa::Portable(lanes) => schedule::run(lanes, threads, call, output, scratch),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2(lanes) => schedule::run(lanes, threads, call, output, scratch),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(lanes) => schedule::run(lanes, threads, call, output, scratch),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon(lanes) => schedule::run(lanes, threads, call, output, scratch),
         }

@@ -3,9 +3,11 @@
 //! The kernels are written once over this trait. A lane of a sum only ever meets the same lane of its terms, and lanes
 //! are added up in the one order of [`Lanes::sum`], so the order of additions is the kernels' and not the machine's.
 
+use bytemuck::Pod;
+
 use super::plan::Int8Step;
 
-/// Number of lanes of a vector.
+/// Lanes of a vector of eight.
 pub(super) const LANES: usize = 8;
 
 /// Columns that input rows are padded to a multiple of: 32 bytes of nibbles, or twice 32 bytes.
@@ -27,59 +29,103 @@ pub(super) trait Kernel {
 }
 
 /// An instruction set: a token that exists only where the machine has it.
+///
+/// Products of f32 are summed in its widest vectors, [`Lanes::F`]; integers, and the sums of groups, in eight lanes
+/// everywhere.
 pub(super) trait Lanes: Copy + Send + Sync {
-    /// Eight f32.
+    /// Whether unpacked weights are centred, a zero weight being 0. If so, nibbles lie as [`paired_column`] says; if
+    /// not, as [`spread_column`] says.
+    const CENTRED: bool;
+
+    /// Eight f32, or sixteen.
     type F: Copy;
+    /// Those in memory.
+    type Stored: Pod;
+    /// A block of nibbles, unpacked.
+    type Nibbles: Copy + AsRef<[Self::F]>;
+    /// Half a block of bytes, unpacked.
+    type Bytes: Copy + AsRef<[Self::F]>;
     /// A table of sixteen bytes.
     type Table: Copy;
+    /// Eight f32.
+    type Eight: Copy;
 
     /// Runs `kernel` in a function compiled for the instruction set.
     fn run<K: Kernel>(self, kernel: K) -> K::Output;
 
-    /// Eight times `value`.
-    fn splat(self, value: f32) -> Self::F;
-    /// Four times `low`, four times `high`.
-    fn splat_halves(self, low: f32, high: f32) -> Self::F;
     /// The values in order.
-    fn load(self, values: &[f32; LANES]) -> Self::F;
+    fn load(self, values: &Self::Stored) -> Self::F;
     /// The lanes in order.
-    fn store(self, lanes: Self::F, to: &mut [f32; LANES]);
-    /// a − b.
-    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn store(self, lanes: Self::F, to: &mut Self::Stored);
     /// a × b + c, rounded once where the instruction set can, else twice.
     fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// total + (sum − centre) × scale. The centre is `centres[segment]`, unless weights are centred: then it is none. The
+    /// scales are those of the lower and of the upper half of the lanes.
+    fn add_segment(
+        self,
+        total: Self::F,
+        sum: Self::F,
+        centres: &[[f32; LANES]],
+        segment: usize,
+        scales: [f32; 2],
+    ) -> Self::F;
+    /// The sum of the lanes: of sixteen, the upper half is first added to the lower; then as [`sum_of_eight`].
+    fn sum(self, lanes: Self::F) -> f32;
 
     /// A table to look nibbles up in.
     fn table(self, bytes: &[u8; 16]) -> Self::Table;
-    /// A block of nibbles, looked up and made floats, in the order and form that [`nibble_column`] describes.
-    fn nibbles(self, bytes: &[u8; 32], table: Self::Table) -> [Self::F; 8];
+    /// A block of nibbles, looked up and made floats: centred, (b − 64) / 64 of the byte b, else as [`spread_column`]
+    /// says.
+    fn nibbles(self, bytes: &[u8; 32], table: Self::Table) -> Self::Nibbles;
     /// [`Lanes::nibbles`] with the table of [`EIGHTS`].
-    fn integer_nibbles(self, bytes: &[u8; 32]) -> [Self::F; 8];
+    fn integer_nibbles(self, bytes: &[u8; 32]) -> Self::Nibbles;
     /// Two's complement bytes, in order.
-    fn signed_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4];
-    /// Unsigned bytes, in order.
-    fn unsigned_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4];
+    fn signed_bytes(self, bytes: &[u8; 32]) -> Self::Bytes;
+    /// Unsigned bytes, in order; centred, 128 less.
+    fn unsigned_bytes(self, bytes: &[u8; 32]) -> Self::Bytes;
 
+    /// Eight times `value`.
+    fn splat_eight(self, value: f32) -> Self::Eight;
+    /// Four times `low`, four times `high`.
+    fn splat_halves(self, low: f32, high: f32) -> Self::Eight;
+    /// The values in order.
+    fn load_eight(self, values: &[f32; LANES]) -> Self::Eight;
     /// Per lane l, Σ over columns 8 l to 8 l + 7 of a block of looked-up nibble × value, plus the centre: exact.
-    fn dot_nibbles(self, bytes: &[u8; 32], table: Self::Table, step: &Int8Step<'_>) -> Self::F;
-    /// Per lane l, Σ over columns 2 l, 2 l + 1, 16 + 2 l and 17 + 2 l of (byte ^ flip) × value, both signed: exact.
-    fn dot_bytes(self, bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>) -> Self::F;
+    fn dot_nibbles(self, bytes: &[u8; 32], table: Self::Table, step: &Int8Step<'_>) -> Self::Eight;
+    /// Per lane l, Σ over columns 4 l to 4 l + 3 of (byte ^ flip) × value, both signed: exact.
+    fn dot_bytes(self, bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>) -> Self::Eight;
     /// total + (a × b) × c, each operation rounded.
-    fn add_scaled(self, total: Self::F, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    fn add_scaled(self, total: Self::Eight, a: Self::Eight, b: Self::Eight, c: Self::Eight) -> Self::Eight;
+    /// The sum of the lanes, as [`sum_of_eight`].
+    fn total(self, lanes: Self::Eight) -> f32;
 
     /// Asks for the cache line at `bytes[offset]`, which may lie beyond the slice.
     fn prefetch(self, bytes: &[u8], offset: usize);
-
-    /// The sum of the lanes: ((0+4)+(2+6)) + ((1+5)+(3+7)).
-    #[inline(always)]
-    fn sum(self, lanes: Self::F) -> f32 {
-        let mut v = [0.0; LANES];
-        self.store(lanes, &mut v);
-        ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
-    }
 }
 
-/// The column, within its block, that lane `lane` of vector `vector` of [`Lanes::nibbles`] stands for.
+/// ((0+4)+(2+6)) + ((1+5)+(3+7)).
+#[inline(always)]
+pub(super) fn sum_of_eight(v: &[f32; LANES]) -> f32 {
+    ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
+}
+
+/// Vectors of an instruction set.
+#[inline(always)]
+pub(super) fn vectors<L: Lanes, T: Pod>(values: &T) -> &[L::Stored] {
+    bytemuck::cast_slice(std::slice::from_ref(values))
+}
+
+/// The column, within its block, that lane `lane` of the 16 lanes of vector `vector` stands for where nibbles are
+/// centred.
+///
+/// Sixteen bytes become sixteen 32-bit lanes, whose low nibbles (even columns), then high nibbles (odd columns), look up
+/// a float.
+pub(super) const fn paired_column(vector: usize, lane: usize) -> usize {
+    32 * (vector / 2) + 2 * lane + vector % 2
+}
+
+/// The column, within its block, that lane `lane` of the 8 lanes of vector `vector` of [`Lanes::nibbles`] stands for
+/// where nibbles are not centred.
 ///
 /// A block's 32 bytes are two halves of 16. Within each, a table turns low nibbles (even columns), then high nibbles
 /// (odd columns), into bytes b below 128, and each b becomes the 16 bits `0x4000 | b`: the upper half of the float
@@ -91,7 +137,7 @@ pub(super) trait Lanes: Copy + Send + Sync {
 ///
 /// The excess is linear in the lower weight, so packing takes it out of that weight's input, [`SPILL`] × the upper input,
 /// and no instruction is spent on clearing.
-pub(super) const fn nibble_column(vector: usize, lane: usize) -> usize {
+pub(super) const fn spread_column(vector: usize, lane: usize) -> usize {
     let (half, word) = (lane / 4, lane % 4);
     let (part, high_nibble, upper) = (vector / 4, vector / 2 % 2, 1 - vector % 2);
     32 * half + 16 * part + 4 * word + 2 * upper + high_nibble
@@ -117,7 +163,7 @@ pub(super) fn plain_nibbles(bytes: &[u8; 32], table: &[u8; 16]) -> [[f32; LANES]
     };
     std::array::from_fn(|vector| {
         std::array::from_fn(|lane| {
-            let column = nibble_column(vector, lane);
+            let column = spread_column(vector, lane);
             let bits = match vector % 2 {
                 0 => looked_up(column) << 16 | looked_up(column - 2),
                 _ => looked_up(column) << 16,

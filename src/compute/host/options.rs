@@ -35,8 +35,10 @@ pub enum HostActivations {
 pub enum HostIsa {
     /// Plain Rust, for every machine. Multiplications and additions round separately.
     Portable,
-    /// x86-64 with AVX2, FMA and F16C.
+    /// x86-64 with AVX2 and FMA.
     Avx2,
+    /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI: Intel's since Cascade Lake and Ice Lake, AMD's since Zen 4.
+    Avx512,
     /// aarch64 with NEON, which every such processor has.
     Neon,
 }

@@ -1,8 +1,10 @@
 //! Input rows in the form that the kernels read.
 
+use bytemuck::Zeroable;
+
 use super::{
-    lanes::{BLOCK, Kernel, LANES, Lanes, SPILL, nibble_column},
-    plan::{INT8_STEP, RowLayout},
+    lanes::{BLOCK, Kernel, LANES, Lanes, SPILL, paired_column, spread_column, vectors},
+    plan::{INT8_STEP, Order, RowLayout},
 };
 
 /// Packs one input row.
@@ -29,15 +31,17 @@ impl Kernel for Pack<'_> {
             return;
         }
         let (values, sums) = packed.split_at_mut(layout.padded());
-        let (centres, groups) = sums.split_at_mut(layout.segments() * LANES);
+        let (centres, groups) = sums.split_at_mut(layout.centre_lanes());
         pack_values(layout, row, values);
-        centre_segments(lanes, layout, values, centres);
+        if !L::CENTRED {
+            centre_segments(lanes, layout, values, centres);
+        }
         sum_groups(layout, row, groups);
     }
 }
 
 fn pack_values(layout: RowLayout, row: &[f32], values: &mut [f32]) {
-    if !layout.nibbles {
+    if layout.order == Order::Straight {
         values[..row.len()].copy_from_slice(row);
         values[row.len()..].fill(0.0);
         return;
@@ -52,16 +56,28 @@ fn pack_values(layout: RowLayout, row: &[f32], values: &mut [f32]) {
                 &padded
             }
         };
-        pack_nibble_block(from, to);
+        match layout.order {
+            Order::Paired => pack_paired_block(from, to),
+            _ => pack_spread_block(from, to),
+        }
     }
 }
 
 #[inline(always)]
-fn pack_nibble_block(from: &[f32; BLOCK], to: &mut [f32; BLOCK]) {
+fn pack_paired_block(from: &[f32; BLOCK], to: &mut [f32; BLOCK]) {
+    for (vector, to) in to.as_chunks_mut::<{ 2 * LANES }>().0.iter_mut().enumerate() {
+        for (lane, to) in to.iter_mut().enumerate() {
+            *to = from[paired_column(vector, lane)];
+        }
+    }
+}
+
+#[inline(always)]
+fn pack_spread_block(from: &[f32; BLOCK], to: &mut [f32; BLOCK]) {
     for (pair, to) in to.as_chunks_mut::<{ 2 * LANES }>().0.iter_mut().enumerate() {
         for lane in 0..LANES {
-            let upper = from[nibble_column(2 * pair, lane)];
-            let lower = from[nibble_column(2 * pair + 1, lane)];
+            let upper = from[spread_column(2 * pair, lane)];
+            let lower = from[spread_column(2 * pair + 1, lane)];
             to[lane] = upper;
             // The lower weight spills into the upper one's float: take that out here.
             to[LANES + lane] = lower - SPILL * upper;
@@ -69,21 +85,22 @@ fn pack_nibble_block(from: &[f32; BLOCK], to: &mut [f32; BLOCK]) {
     }
 }
 
-/// Per segment, what a row of zero weights sums to, in the order in which the kernels sum.
+/// Per segment, what a row of zero weights sums to, in the order in which the kernels sum, in eight lanes.
 #[inline(always)]
 fn centre_segments<L: Lanes>(lanes: L, layout: RowLayout, values: &[f32], centres: &mut [f32]) {
-    let mut centre = [lanes.splat(0.0); 8];
+    let mut centre = [L::Stored::zeroed(); 8];
     for (centre, value) in centre.iter_mut().zip(layout.centre()) {
-        *centre = lanes.splat(value);
+        bytemuck::cast_slice_mut(std::slice::from_mut(centre)).fill(value);
     }
+    let zero = lanes.load(&L::Stored::zeroed());
     let halves = values.as_chunks::<{ BLOCK / 2 }>().0;
-    let segments = halves.chunks(layout.segment_halves).zip(centres.as_chunks_mut::<LANES>().0).enumerate();
+    let segments = halves.chunks(layout.segment_halves).zip(bytemuck::cast_slice_mut(centres)).enumerate();
     for (segment, (halves, to)) in segments {
-        let mut sum = lanes.splat(0.0);
+        let mut sum = zero;
         for (i, half) in halves.iter().enumerate() {
             let first = (segment * layout.segment_halves + i) % 2 * 4;
-            for (vector, x) in half.as_chunks::<LANES>().0.iter().enumerate() {
-                sum = lanes.mul_add(centre[first + vector], lanes.load(x), sum);
+            for (vector, x) in vectors::<L, _>(half).iter().enumerate() {
+                sum = lanes.mul_add(lanes.load(&centre[first + vector]), lanes.load(x), sum);
             }
         }
         lanes.store(sum, to);
@@ -103,7 +120,7 @@ fn pack_int8(layout: RowLayout, row: &[f32], steps: &mut [[f32; INT8_STEP]]) {
             let begin = (step * columns + 32 * half).min(row.len());
             let group = &row[begin..(begin + 32).min(row.len())];
             let (rounded, scale) = round_int8(group);
-            if layout.nibbles {
+            if layout.order == Order::Spread {
                 scales[4 * half..4 * half + 4].fill(scale);
                 for (i, value) in rounded.into_iter().enumerate() {
                     values[i % 2 * 32 + 16 * half + i / 2] = value;
@@ -112,6 +129,9 @@ fn pack_int8(layout: RowLayout, row: &[f32], steps: &mut [[f32; INT8_STEP]]) {
             } else {
                 scales.fill(scale);
                 values[..32].copy_from_slice(&rounded);
+                for (centre, values) in centres.iter_mut().zip(rounded.as_chunks::<4>().0) {
+                    *centre = -layout.int8_centre * values.iter().map(|&value| i32::from(value)).sum::<i32>();
+                }
             }
         }
     }

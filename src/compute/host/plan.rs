@@ -66,12 +66,13 @@ pub(super) const E2M1_HALVES: [u8; 16] = {
 pub(super) const NIBBLES: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
 impl Coding {
-    /// What a zero weight is in the table for eight-bit inputs; 0 for bytes, which are centred already.
+    /// What a zero weight is for eight-bit inputs: in the table, or as an unsigned byte.
     pub(super) const fn int8_centre(self) -> i32 {
         match self {
             Self::IntegerNibbles => 8,
             Self::E2m1Nibbles => 12,
-            _ => 0,
+            Self::SignedBytes | Self::UnsignedBytes => 128,
+            Self::Values => 0,
         }
     }
 
@@ -79,7 +80,7 @@ impl Coding {
         matches!(self, Self::IntegerNibbles | Self::E2m1Nibbles)
     }
 
-    /// The vectors of a block of zero weights.
+    /// The vectors of a block of zero weights where they are not centred.
     pub(super) const fn centre(self) -> [f32; 8] {
         match self {
             Self::IntegerNibbles | Self::E2m1Nibbles => NIBBLE_CENTRE,
@@ -98,18 +99,30 @@ impl Coding {
     }
 }
 
+/// In which order the columns of a block lie in vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// From the first to the last: bytes and values.
+    Straight,
+    /// [`spread_column`](super::lanes::spread_column): the lower half of the lanes has the block's first 32 columns.
+    Spread,
+    /// [`paired_column`](super::lanes::paired_column): the lower half of the lanes has the first 16 of 32 columns.
+    Paired,
+}
+
 /// How input rows lie in memory for a plan. Two plans that agree in this share their packed rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowLayout {
     /// Values of an input row.
     pub(super) columns: usize,
-    /// Whether values lie in the order of nibbles.
-    pub(super) nibbles: bool,
+    pub(super) order: Order,
+    /// Whether unpacked weights are centred. If not, the row holds what zero weights sum to.
+    pub(super) centred: bool,
     /// The vectors of a block of zero weights, as bits.
     centre: [u32; 8],
     /// [`Coding::int8_centre`].
     pub(super) int8_centre: i32,
-    /// Half-blocks of 32 columns per segment: 1 or an even number.
+    /// Half-blocks of 32 columns per segment: 1 or an even number. The scale of a lane's weights in a segment is one.
     pub(super) segment_halves: usize,
     /// Columns of a group that has a bias; 0 if none has.
     pub(super) bias_group: usize,
@@ -127,7 +140,8 @@ pub(super) struct Int8Step<'a> {
     pub(super) values: &'a [i8; 64],
     /// What a lane's values are to be multiplied by.
     pub(super) scales: &'a [f32; LANES],
-    /// What is to be added to a lane's sum of nibbles × values, so that a zero weight counts for nothing.
+    /// What is to be added to a lane's sum of nibbles (or unsigned bytes) × values, so that a zero weight counts for
+    /// nothing.
     pub(super) centres: &'a [i32; LANES],
 }
 
@@ -163,11 +177,18 @@ impl RowLayout {
         }
     }
 
-    /// Values of a packed row: the padded row, the centres of its segments, the sums of its groups.
+    /// Values of a packed row: the padded row (or its steps), the centres of its segments if there are any, the sums of its
+    /// groups.
     pub(super) const fn stride(&self) -> usize {
         let values =
-            if self.int8 { self.segments() * INT8_STEP } else { self.padded() + self.segments() * LANES };
-        values + self.group_lanes()
+            if self.int8 { self.segments() * INT8_STEP } else { self.padded() + self.centre_lanes() };
+        // Whole cache lines, so that every row begins with one.
+        (values + self.group_lanes()).next_multiple_of(2 * LANES)
+    }
+
+    /// Values that the centres of segments take.
+    pub(super) const fn centre_lanes(&self) -> usize {
+        if self.centred { 0 } else { self.segments() * LANES }
     }
 
     /// The vectors of a block of zero weights.
@@ -186,29 +207,36 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// The plan of one projection.
+    /// The plan of one projection, for an instruction set with `centred` weights or another.
     pub(super) fn new(
         geometry: &ExpertGeometry,
         projection: Projection,
         activations: HostActivations,
+        centred: bool,
     ) -> Self {
         let shape = geometry.projection(projection);
         let columns = shape.columns as usize;
         let (coding, group) = coding(shape.quantisation);
         let int8 =
             activations == HostActivations::Int8 && coding != Coding::Values && group.is_multiple_of(32);
-        let segment_halves = match (coding.is_nibbles(), group) {
-            (nibbles, _) if int8 => 1 + usize::from(nibbles),
+        let order = match coding.is_nibbles() {
+            false => Order::Straight,
+            true if centred && !int8 => Order::Paired,
+            true => Order::Spread,
+        };
+        let segment_halves = match (order, group) {
+            (order, _) if int8 => 1 + usize::from(order == Order::Spread),
             (_, 0) => LONGEST_SEGMENT,
             (_, group) if group.is_multiple_of(BLOCK) => segment_of(group),
-            (true, group) if group.is_multiple_of(32) => 2,
+            (Order::Spread, group) if group.is_multiple_of(32) => 2,
             _ => 1,
         };
         let bias_group = if shape.quantisation.has_biases() && coding != Coding::Values { group } else { 0 };
         let centre = coding.centre().map(f32::to_bits);
         let layout = RowLayout {
             columns,
-            nibbles: coding.is_nibbles(),
+            order,
+            centred: centred && !int8,
             centre,
             int8_centre: coding.int8_centre(),
             segment_halves,
@@ -227,13 +255,23 @@ impl Plan {
         }
     }
 
-    /// The column whose scale the four lanes of `lane_half` have in segment `segment`.
+    /// The column whose scale the lanes of half `lane_half` have in segment `segment`.
     pub(super) const fn scale_column(&self, segment: usize, lane_half: usize) -> usize {
         let half_block = segment * self.layout.segment_halves;
         let (block, part) = (half_block / 2, half_block % 2);
-        match self.layout.nibbles {
-            true => BLOCK * block + 32 * lane_half + 16 * part,
-            false => BLOCK * block + 32 * part,
+        match self.layout.order {
+            Order::Straight => BLOCK * block + 32 * part,
+            Order::Spread => BLOCK * block + 32 * lane_half + 16 * part,
+            Order::Paired => BLOCK * block + 32 * part + 16 * lane_half,
+        }
+    }
+
+    /// Whether the two halves of the lanes may have different scales.
+    pub(super) const fn splits_scales(&self) -> bool {
+        match self.layout.order {
+            Order::Straight => false,
+            Order::Spread => !self.group.is_multiple_of(BLOCK),
+            Order::Paired => !self.group.is_multiple_of(BLOCK / 2),
         }
     }
 }
@@ -266,42 +304,49 @@ fn coding(quantisation: Quantisation) -> (Coding, usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::lanes::{paired_column, spread_column},
+        *,
+    };
     use crate::formats::FloatType;
 
-    fn plan(quantisation: Quantisation) -> Plan {
-        Plan::new(&ExpertGeometry::uniform(1024, 512, quantisation), Projection::Gate, HostActivations::Exact)
+    fn plan(quantisation: Quantisation, centred: bool) -> Plan {
+        let geometry = ExpertGeometry::uniform(1024, 512, quantisation);
+        Plan::new(&geometry, Projection::Gate, HostActivations::Exact, centred)
     }
 
     #[test]
     fn segments_end_where_scales_change() {
-        let q4 = |group| plan(Quantisation::Signed { bits: 4, group }).layout.segment_halves;
-        assert_eq!([None, Some(16), Some(48), Some(32), Some(96), Some(64)].map(q4), [8, 1, 1, 2, 2, 2]);
-        assert_eq!([Some(128), Some(192), Some(256), Some(512), Some(320)].map(q4), [4, 6, 8, 8, 2]);
-        let affine8 = |group| plan(Quantisation::Affine { bits: 8, group, scales: FloatType::F16 }).layout;
-        assert_eq!([32, 64, 128].map(|group| affine8(group).segment_halves), [1, 2, 4]);
+        let q4 =
+            |centred, group| plan(Quantisation::Signed { bits: 4, group }, centred).layout.segment_halves;
+        let short = [None, Some(16), Some(48), Some(32), Some(96), Some(64)];
+        assert_eq!(short.map(|group| q4(false, group)), [8, 1, 1, 2, 2, 2]);
+        assert_eq!(short.map(|group| q4(true, group)), [8, 1, 1, 1, 1, 2]);
+        for centred in [false, true] {
+            let long = [Some(128), Some(192), Some(256), Some(512), Some(320)];
+            assert_eq!(long.map(|group| q4(centred, group)), [4, 6, 8, 8, 2]);
+            let affine8 =
+                |group| plan(Quantisation::Affine { bits: 8, group, scales: FloatType::F16 }, centred).layout;
+            assert_eq!([32, 64, 128].map(|group| affine8(group).segment_halves), [1, 2, 4]);
+        }
     }
 
     #[test]
     fn lanes_of_a_segment_share_a_scale() {
-        for group in [16, 32, 48, 64, 96, 128, 192, 256] {
-            let plan = plan(Quantisation::Signed { bits: 4, group: Some(group) });
-            for segment in 0..plan.layout.segments() {
-                for half in 0..plan.layout.segment_halves {
-                    let half_block = segment * plan.layout.segment_halves + half;
-                    for vector in 0..4 {
-                        for lane in 0..8 {
-                            let within =
-                                super::super::lanes::nibble_column(half_block % 2 * 4 + vector, lane);
-                            let column = half_block / 2 * BLOCK + within;
-                            let expected = plan.scale_column(segment, lane / 4);
-                            assert_eq!(
-                                column / group as usize,
-                                expected / group as usize,
-                                "{group}: {column}"
-                            );
-                        }
-                    }
+        for (group, centred) in
+            [16, 32, 48, 64, 96, 128, 192, 256].into_iter().flat_map(|group| [(group, false), (group, true)])
+        {
+            let plan = plan(Quantisation::Signed { bits: 4, group: Some(group) }, centred);
+            let (lanes, column): (_, fn(usize, usize) -> usize) =
+                if centred { (16, paired_column) } else { (8, spread_column) };
+            let vectors = BLOCK / 2 / lanes;
+            for half_block in 0..1024 / 32 {
+                let segment = half_block / plan.layout.segment_halves;
+                for (vector, lane) in (0..vectors).flat_map(|v| (0..lanes).map(move |lane| (v, lane))) {
+                    let column = half_block / 2 * BLOCK + column(half_block % 2 * vectors + vector, lane);
+                    let of_lanes = |half| plan.scale_column(segment, half) / group as usize;
+                    assert_eq!(column / group as usize, of_lanes(lane / (lanes / 2)), "{group}: {column}");
+                    assert!(plan.splits_scales() || of_lanes(0) == of_lanes(1), "{group}: {segment}");
                 }
             }
         }

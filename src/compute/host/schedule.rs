@@ -25,7 +25,7 @@ use super::{
     pack::Pack,
     plan::{Plan, RowLayout},
     rows::SharedRows,
-    scratch::{CallScratch, TaskScratch, with_task_scratch},
+    scratch::{CallScratch, TaskScratch, grown, with_task_scratch},
 };
 
 /// Uses that one task multiplies its weight rows with: enough to hide the unpacking, few enough for the caches.
@@ -80,7 +80,7 @@ pub(super) fn run<L: Lanes>(
     scratch: &mut CallScratch,
 ) {
     let Call { geometry, activations, jobs, input } = call;
-    let plans = Projection::ALL.map(|projection| Plan::new(geometry, projection, activations));
+    let plans = Projection::ALL.map(|projection| Plan::new(geometry, projection, activations, L::CENTRED));
     let layouts = plans.map(|plan| plan.layout);
     let [down, gate, up] = layouts.map(|layout| layout.stride());
     let max_uses = (MAX_ROUND_VALUES / (down + gate + up)).max(MAX_UNIT_USES);
@@ -106,14 +106,6 @@ pub(super) fn run<L: Lanes>(
         round.pack_activations(activated, packed);
         round.down(packed, output);
     }
-}
-
-/// The first `len` values of `values`, made longer if need be. They hold what they held: all are written before read.
-fn grown(values: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    if values.len() < len {
-        values.resize(len, 0.0);
-    }
-    &mut values[..len]
 }
 
 /// Fills `units` from use `first` of job `job` on with at most `max_uses` uses; returns where the next round begins.

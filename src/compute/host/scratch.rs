@@ -6,6 +6,20 @@ use crate::sync::{Mutex, lock};
 
 use super::{job::PairSet, kernels::ProductScratch, schedule::Unit};
 
+/// Values of a cache line, and of the widest vector.
+const LINE: usize = 16;
+
+/// `len` values from the beginning of a cache line on, so that no vector lies across two of them. `values` is made longer
+/// if need be. What they hold is what some earlier use left: all are written before they are read.
+pub(super) fn grown(values: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    let needed = len + LINE - 1;
+    if values.len() < needed {
+        values.resize(needed, 0.0);
+    }
+    let first = values.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE - 1);
+    &mut values[first..first + len]
+}
+
 /// What one call works in.
 #[derive(Debug, Default)]
 pub(super) struct CallScratch {

@@ -11,7 +11,7 @@
 use std::arch::x86_64::*;
 
 use super::super::{
-    lanes::{Kernel, LANES, Lanes},
+    lanes::{Kernel, LANES, Lanes, sum_of_eight},
     plan::Int8Step,
 };
 
@@ -133,16 +133,10 @@ fn dot_nibbles(bytes: &[u8; 32], table: __m256i, step: &Int8Step<'_>) -> __m256 
 fn dot_bytes(bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>) -> __m256 {
     let [values, _]: &[[u8; 32]; 2] = bytemuck::cast_ref(step.values);
     let bytes = _mm256_xor_si256(load_words(bytes), _mm256_set1_epi8(flip.cast_signed()));
-    let values = load_words(values);
-    let low = _mm256_madd_epi16(
-        _mm256_cvtepi8_epi16(_mm256_castsi256_si128(bytes)),
-        _mm256_cvtepi8_epi16(_mm256_castsi256_si128(values)),
-    );
-    let high = _mm256_madd_epi16(
-        _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(bytes)),
-        _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(values)),
-    );
-    _mm256_cvtepi32_ps(_mm256_add_epi32(low, high))
+    // |byte| × (value with the byte's sign): values are at most 127 in size, so no pair saturates: 2 × 128 × 127 < 32,768.
+    let values = _mm256_sign_epi8(load_words(values), bytes);
+    let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(bytes), values);
+    _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }
 
 #[target_feature(enable = "avx2,fma")]
@@ -159,8 +153,14 @@ fn load_words(bytes: &[u8; 32]) -> __m256i {
 }
 
 impl Lanes for Avx2 {
+    const CENTRED: bool = false;
+
     type F = __m256;
+    type Stored = [f32; LANES];
+    type Nibbles = [__m256; 8];
+    type Bytes = [__m256; 4];
     type Table = __m256i;
+    type Eight = __m256;
 
     #[inline(always)]
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
@@ -169,39 +169,39 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn splat(self, value: f32) -> Self::F {
-        // SAFETY: invariant 1.
-        unsafe { _mm256_set1_ps(value) }
+    fn load(self, values: &Self::Stored) -> Self::F {
+        self.load_eight(values)
     }
 
     #[inline(always)]
-    fn splat_halves(self, low: f32, high: f32) -> Self::F {
-        // SAFETY: invariant 1.
-        unsafe { splat_halves(low, high) }
-    }
-
-    #[inline(always)]
-    fn load(self, values: &[f32; LANES]) -> Self::F {
-        // SAFETY: invariant 1; the array has the load's 32 bytes.
-        unsafe { _mm256_loadu_ps(values.as_ptr()) }
-    }
-
-    #[inline(always)]
-    fn store(self, lanes: Self::F, to: &mut [f32; LANES]) {
+    fn store(self, lanes: Self::F, to: &mut Self::Stored) {
         // SAFETY: invariant 1; the array has the store's 32 bytes.
         unsafe { _mm256_storeu_ps(to.as_mut_ptr(), lanes) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
-        // SAFETY: invariant 1.
-        unsafe { _mm256_sub_ps(a, b) }
     }
 
     #[inline(always)]
     fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
         // SAFETY: invariant 1.
         unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn add_segment(
+        self,
+        total: Self::F,
+        sum: Self::F,
+        centres: &[[f32; LANES]],
+        segment: usize,
+        [low, high]: [f32; 2],
+    ) -> Self::F {
+        let (centre, scales) = (self.load_eight(&centres[segment]), self.splat_halves(low, high));
+        // SAFETY: invariant 1.
+        self.mul_add(unsafe { _mm256_sub_ps(sum, centre) }, scales, total)
+    }
+
+    #[inline(always)]
+    fn sum(self, lanes: Self::F) -> f32 {
+        self.total(lanes)
     }
 
     #[inline(always)]
@@ -213,7 +213,7 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn nibbles(self, bytes: &[u8; 32], table: Self::Table) -> [Self::F; 8] {
+    fn nibbles(self, bytes: &[u8; 32], table: Self::Table) -> Self::Nibbles {
         // SAFETY: invariant 1; the array has the load's 32 bytes.
         let bytes = unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) };
         // SAFETY: invariant 1.
@@ -221,7 +221,7 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn integer_nibbles(self, bytes: &[u8; 32]) -> [Self::F; 8] {
+    fn integer_nibbles(self, bytes: &[u8; 32]) -> Self::Nibbles {
         // SAFETY: invariant 1; the array has the load's 32 bytes.
         let bytes = unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) };
         // SAFETY: invariant 1.
@@ -229,33 +229,58 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn signed_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4] {
+    fn signed_bytes(self, bytes: &[u8; 32]) -> Self::Bytes {
         // SAFETY: invariant 1.
         unsafe { signed_bytes(bytes.as_chunks().0) }
     }
 
     #[inline(always)]
-    fn unsigned_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4] {
+    fn unsigned_bytes(self, bytes: &[u8; 32]) -> Self::Bytes {
         // SAFETY: invariant 1.
         unsafe { unsigned_bytes(bytes.as_chunks().0) }
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, bytes: &[u8; 32], table: Self::Table, step: &Int8Step<'_>) -> Self::F {
+    fn splat_eight(self, value: f32) -> Self::Eight {
+        // SAFETY: invariant 1.
+        unsafe { _mm256_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn splat_halves(self, low: f32, high: f32) -> Self::Eight {
+        // SAFETY: invariant 1.
+        unsafe { splat_halves(low, high) }
+    }
+
+    #[inline(always)]
+    fn load_eight(self, values: &[f32; LANES]) -> Self::Eight {
+        // SAFETY: invariant 1; the array has the load's 32 bytes.
+        unsafe { _mm256_loadu_ps(values.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(self, bytes: &[u8; 32], table: Self::Table, step: &Int8Step<'_>) -> Self::Eight {
         // SAFETY: invariant 1.
         unsafe { dot_nibbles(bytes, table, step) }
     }
 
     #[inline(always)]
-    fn dot_bytes(self, bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>) -> Self::F {
+    fn dot_bytes(self, bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>) -> Self::Eight {
         // SAFETY: invariant 1.
         unsafe { dot_bytes(bytes, flip, step) }
     }
 
     #[inline(always)]
-    fn add_scaled(self, total: Self::F, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+    fn add_scaled(self, total: Self::Eight, a: Self::Eight, b: Self::Eight, c: Self::Eight) -> Self::Eight {
         // SAFETY: invariant 1.
         unsafe { add_scaled(total, a, b, c) }
+    }
+
+    #[inline(always)]
+    fn total(self, lanes: Self::Eight) -> f32 {
+        let mut eight = [0.0; LANES];
+        self.store(lanes, &mut eight);
+        sum_of_eight(&eight)
     }
 
     #[inline(always)]

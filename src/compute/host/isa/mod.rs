@@ -2,6 +2,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
@@ -14,6 +16,8 @@ pub(super) enum Isa {
     Portable(portable::Portable),
     #[cfg(target_arch = "x86_64")]
     Avx2(avx2::Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(avx512::Avx512),
     #[cfg(target_arch = "aarch64")]
     Neon(neon::Neon),
 }
@@ -21,7 +25,7 @@ pub(super) enum Isa {
 impl Isa {
     /// The fastest there is.
     pub(super) fn best() -> Self {
-        [HostIsa::Avx2, HostIsa::Neon]
+        [HostIsa::Avx512, HostIsa::Avx2, HostIsa::Neon]
             .into_iter()
             .find_map(Self::get)
             .unwrap_or(Self::Portable(portable::Portable))
@@ -33,6 +37,8 @@ impl Isa {
             HostIsa::Portable => Some(Self::Portable(portable::Portable)),
             #[cfg(target_arch = "x86_64")]
             HostIsa::Avx2 => avx2::Avx2::detect().map(Self::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            HostIsa::Avx512 => avx512::Avx512::detect().map(Self::Avx512),
             #[cfg(target_arch = "aarch64")]
             HostIsa::Neon => Some(Self::Neon(neon::Neon)),
             _ => None,

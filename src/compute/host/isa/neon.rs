@@ -9,7 +9,7 @@
 use std::arch::aarch64::*;
 
 use super::super::{
-    lanes::{EIGHTS, Kernel, LANES, Lanes},
+    lanes::{EIGHTS, Kernel, LANES, Lanes, sum_of_eight},
     plan::Int8Step,
 };
 
@@ -94,18 +94,11 @@ fn dot_nibbles(bytes: &[u8; 32], table: uint8x16_t, step: &Int8Step<'_>, half: u
 #[inline]
 fn dot_bytes(bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>, half: usize) -> float32x4_t {
     let [values, _]: &[[u8; 32]; 2] = bytemuck::cast_ref(step.values);
-    let mut sums = vdupq_n_s32(0);
-    for part in [0, 1] {
-        let bytes = vreinterpretq_s8_u8(veorq_u8(load_half(bytes, part), vdupq_n_u8(flip)));
-        let values = vreinterpretq_s8_u8(load_half(values, part));
-        let products = if half == 0 {
-            vmull_s8(vget_low_s8(bytes), vget_low_s8(values))
-        } else {
-            vmull_s8(vget_high_s8(bytes), vget_high_s8(values))
-        };
-        sums = vpadalq_s16(sums, products);
-    }
-    vcvtq_f32_s32(sums)
+    let bytes = vreinterpretq_s8_u8(veorq_u8(load_half(bytes, half), vdupq_n_u8(flip)));
+    let values = vreinterpretq_s8_u8(load_half(values, half));
+    let first = vmull_s8(vget_low_s8(bytes), vget_low_s8(values));
+    let second = vmull_s8(vget_high_s8(bytes), vget_high_s8(values));
+    vcvtq_f32_s32(vpaddq_s32(vpaddlq_s16(first), vpaddlq_s16(second)))
 }
 
 #[target_feature(enable = "neon")]
@@ -115,8 +108,14 @@ fn add_scaled(total: float32x4_t, a: float32x4_t, b: float32x4_t, c: float32x4_t
 }
 
 impl Lanes for Neon {
+    const CENTRED: bool = false;
+
     type F = [float32x4_t; 2];
+    type Stored = [f32; LANES];
+    type Nibbles = [Self::F; 8];
+    type Bytes = [Self::F; 4];
     type Table = uint8x16_t;
+    type Eight = Self::F;
 
     #[inline(always)]
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
@@ -124,36 +123,16 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn splat(self, value: f32) -> Self::F {
-        // SAFETY: NEON is in the target's base.
-        [unsafe { vdupq_n_f32(value) }; 2]
+    fn load(self, values: &Self::Stored) -> Self::F {
+        self.load_eight(values)
     }
 
     #[inline(always)]
-    fn splat_halves(self, low: f32, high: f32) -> Self::F {
-        // SAFETY: NEON is in the target's base.
-        [low, high].map(|value| unsafe { vdupq_n_f32(value) })
-    }
-
-    #[inline(always)]
-    fn load(self, values: &[f32; LANES]) -> Self::F {
-        let halves = values.as_chunks::<4>().0;
-        // SAFETY: each chunk has the load's 16 bytes.
-        [0, 1].map(|half| unsafe { vld1q_f32(halves[half].as_ptr()) })
-    }
-
-    #[inline(always)]
-    fn store(self, lanes: Self::F, to: &mut [f32; LANES]) {
+    fn store(self, lanes: Self::F, to: &mut Self::Stored) {
         for (half, to) in lanes.into_iter().zip(to.as_chunks_mut::<4>().0) {
             // SAFETY: the chunk has the store's 16 bytes.
             unsafe { vst1q_f32(to.as_mut_ptr(), half) };
         }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
-        // SAFETY: NEON is in the target's base.
-        [0, 1].map(|half| unsafe { vsubq_f32(a[half], b[half]) })
     }
 
     #[inline(always)]
@@ -163,25 +142,45 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn add_segment(
+        self,
+        total: Self::F,
+        sum: Self::F,
+        centres: &[[f32; LANES]],
+        segment: usize,
+        [low, high]: [f32; 2],
+    ) -> Self::F {
+        let centre = self.load_eight(&centres[segment]);
+        // SAFETY: NEON is in the target's base.
+        let centred = [0, 1].map(|half| unsafe { vsubq_f32(sum[half], centre[half]) });
+        self.mul_add(centred, self.splat_halves(low, high), total)
+    }
+
+    #[inline(always)]
+    fn sum(self, lanes: Self::F) -> f32 {
+        self.total(lanes)
+    }
+
+    #[inline(always)]
     fn table(self, bytes: &[u8; 16]) -> Self::Table {
         // SAFETY: the array has the load's 16 bytes.
         unsafe { vld1q_u8(bytes.as_ptr()) }
     }
 
     #[inline(always)]
-    fn nibbles(self, bytes: &[u8; 32], table: Self::Table) -> [Self::F; 8] {
+    fn nibbles(self, bytes: &[u8; 32], table: Self::Table) -> Self::Nibbles {
         // SAFETY: NEON is in the target's base.
         let halves = [0, 1].map(|half| unsafe { nibbles(load_half(bytes, half), table) });
         std::array::from_fn(|vector| [halves[0][vector], halves[1][vector]])
     }
 
     #[inline(always)]
-    fn integer_nibbles(self, bytes: &[u8; 32]) -> [Self::F; 8] {
+    fn integer_nibbles(self, bytes: &[u8; 32]) -> Self::Nibbles {
         self.nibbles(bytes, self.table(&EIGHTS))
     }
 
     #[inline(always)]
-    fn signed_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4] {
+    fn signed_bytes(self, bytes: &[u8; 32]) -> Self::Bytes {
         let vectors = bytes.as_chunks::<8>().0;
         std::array::from_fn(|vector| {
             // SAFETY: the chunk has the load's 8 bytes.
@@ -192,7 +191,7 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn unsigned_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4] {
+    fn unsigned_bytes(self, bytes: &[u8; 32]) -> Self::Bytes {
         let vectors = bytes.as_chunks::<8>().0;
         std::array::from_fn(|vector| {
             // SAFETY: the chunk has the load's 8 bytes.
@@ -203,21 +202,47 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, bytes: &[u8; 32], table: Self::Table, step: &Int8Step<'_>) -> Self::F {
+    fn splat_eight(self, value: f32) -> Self::Eight {
+        // SAFETY: NEON is in the target's base.
+        [unsafe { vdupq_n_f32(value) }; 2]
+    }
+
+    #[inline(always)]
+    fn splat_halves(self, low: f32, high: f32) -> Self::Eight {
+        // SAFETY: NEON is in the target's base.
+        [low, high].map(|value| unsafe { vdupq_n_f32(value) })
+    }
+
+    #[inline(always)]
+    fn load_eight(self, values: &[f32; LANES]) -> Self::Eight {
+        let halves = values.as_chunks::<4>().0;
+        // SAFETY: each chunk has the load's 16 bytes.
+        [0, 1].map(|half| unsafe { vld1q_f32(halves[half].as_ptr()) })
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(self, bytes: &[u8; 32], table: Self::Table, step: &Int8Step<'_>) -> Self::Eight {
         // SAFETY: NEON is in the target's base.
         [0, 1].map(|half| unsafe { dot_nibbles(bytes, table, step, half) })
     }
 
     #[inline(always)]
-    fn dot_bytes(self, bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>) -> Self::F {
+    fn dot_bytes(self, bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>) -> Self::Eight {
         // SAFETY: NEON is in the target's base.
         [0, 1].map(|half| unsafe { dot_bytes(bytes, flip, step, half) })
     }
 
     #[inline(always)]
-    fn add_scaled(self, total: Self::F, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+    fn add_scaled(self, total: Self::Eight, a: Self::Eight, b: Self::Eight, c: Self::Eight) -> Self::Eight {
         // SAFETY: NEON is in the target's base.
         [0, 1].map(|half| unsafe { add_scaled(total[half], a[half], b[half], c[half]) })
+    }
+
+    #[inline(always)]
+    fn total(self, lanes: Self::Eight) -> f32 {
+        let mut eight = [0.0; LANES];
+        self.store(lanes, &mut eight);
+        sum_of_eight(&eight)
     }
 
     #[inline(always)]

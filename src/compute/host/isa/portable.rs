@@ -1,7 +1,7 @@
 //! Plain Rust: arrays that the compiler vectorises as it can.
 
 use super::super::{
-    lanes::{EIGHTS, Kernel, LANES, Lanes, plain_nibbles},
+    lanes::{EIGHTS, Kernel, LANES, Lanes, plain_nibbles, sum_of_eight},
     plan::Int8Step,
 };
 
@@ -10,8 +10,14 @@ use super::super::{
 pub(in super::super) struct Portable;
 
 impl Lanes for Portable {
+    const CENTRED: bool = false;
+
     type F = [f32; LANES];
+    type Stored = [f32; LANES];
+    type Nibbles = [[f32; LANES]; 8];
+    type Bytes = [[f32; LANES]; 4];
     type Table = [u8; 16];
+    type Eight = [f32; LANES];
 
     #[inline(always)]
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
@@ -19,28 +25,13 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn splat(self, value: f32) -> Self::F {
-        [value; LANES]
-    }
-
-    #[inline(always)]
-    fn splat_halves(self, low: f32, high: f32) -> Self::F {
-        [low, low, low, low, high, high, high, high]
-    }
-
-    #[inline(always)]
-    fn load(self, values: &[f32; LANES]) -> Self::F {
+    fn load(self, values: &Self::Stored) -> Self::F {
         *values
     }
 
     #[inline(always)]
-    fn store(self, lanes: Self::F, to: &mut [f32; LANES]) {
+    fn store(self, lanes: Self::F, to: &mut Self::Stored) {
         *to = lanes;
-    }
-
-    #[inline(always)]
-    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
-        std::array::from_fn(|i| a[i] - b[i])
     }
 
     #[inline(always)]
@@ -49,34 +40,66 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn add_segment(
+        self,
+        total: Self::F,
+        sum: Self::F,
+        centres: &[[f32; LANES]],
+        segment: usize,
+        scales: [f32; 2],
+    ) -> Self::F {
+        std::array::from_fn(|i| (sum[i] - centres[segment][i]) * scales[i / 4] + total[i])
+    }
+
+    #[inline(always)]
+    fn sum(self, lanes: Self::F) -> f32 {
+        sum_of_eight(&lanes)
+    }
+
+    #[inline(always)]
     fn table(self, bytes: &[u8; 16]) -> Self::Table {
         *bytes
     }
 
     #[inline(always)]
-    fn nibbles(self, bytes: &[u8; 32], table: Self::Table) -> [Self::F; 8] {
+    fn nibbles(self, bytes: &[u8; 32], table: Self::Table) -> Self::Nibbles {
         plain_nibbles(bytes, &table)
     }
 
     #[inline(always)]
-    fn integer_nibbles(self, bytes: &[u8; 32]) -> [Self::F; 8] {
+    fn integer_nibbles(self, bytes: &[u8; 32]) -> Self::Nibbles {
         plain_nibbles(bytes, &EIGHTS)
     }
 
     #[inline(always)]
-    fn signed_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4] {
+    fn signed_bytes(self, bytes: &[u8; 32]) -> Self::Bytes {
         let vectors = bytes.as_chunks::<LANES>().0;
         std::array::from_fn(|vector| vectors[vector].map(|b| f32::from(b.cast_signed())))
     }
 
     #[inline(always)]
-    fn unsigned_bytes(self, bytes: &[u8; 32]) -> [Self::F; 4] {
+    fn unsigned_bytes(self, bytes: &[u8; 32]) -> Self::Bytes {
         let vectors = bytes.as_chunks::<LANES>().0;
         std::array::from_fn(|vector| vectors[vector].map(f32::from))
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, bytes: &[u8; 32], table: Self::Table, step: &Int8Step<'_>) -> Self::F {
+    fn splat_eight(self, value: f32) -> Self::Eight {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    fn splat_halves(self, low: f32, high: f32) -> Self::Eight {
+        [low, low, low, low, high, high, high, high]
+    }
+
+    #[inline(always)]
+    fn load_eight(self, values: &[f32; LANES]) -> Self::Eight {
+        *values
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(self, bytes: &[u8; 32], table: Self::Table, step: &Int8Step<'_>) -> Self::Eight {
         let (even, odd) = step.values.split_at(32);
         std::array::from_fn(|lane| {
             let sum: i32 = (4 * lane..4 * lane + 4)
@@ -91,19 +114,23 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn dot_bytes(self, bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>) -> Self::F {
+    fn dot_bytes(self, bytes: &[u8; 32], flip: u8, step: &Int8Step<'_>) -> Self::Eight {
         std::array::from_fn(|lane| {
-            let sum: i32 = [2 * lane, 2 * lane + 1, 16 + 2 * lane, 17 + 2 * lane]
+            let sum: i32 = (4 * lane..4 * lane + 4)
                 .map(|i| i32::from((bytes[i] ^ flip).cast_signed()) * i32::from(step.values[i]))
-                .into_iter()
                 .sum();
             sum as f32
         })
     }
 
     #[inline(always)]
-    fn add_scaled(self, total: Self::F, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+    fn add_scaled(self, total: Self::Eight, a: Self::Eight, b: Self::Eight, c: Self::Eight) -> Self::Eight {
         std::array::from_fn(|i| total[i] + (a[i] * b[i]) * c[i])
+    }
+
+    #[inline(always)]
+    fn total(self, lanes: Self::Eight) -> f32 {
+        sum_of_eight(&lanes)
     }
 
     #[inline(always)]

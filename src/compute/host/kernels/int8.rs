@@ -18,7 +18,7 @@ const AHEAD_BYTES: usize = 2048;
 
 /// How a unit of weights is multiplied with a step of inputs.
 pub(super) trait Dot<L: Lanes>: Copy {
-    fn dot(self, lanes: L, weights: &[u8; UNIT_BYTES], step: &Int8Step<'_>) -> L::F;
+    fn dot(self, lanes: L, weights: &[u8; UNIT_BYTES], step: &Int8Step<'_>) -> L::Eight;
 }
 
 /// Nibbles, by a table.
@@ -33,14 +33,14 @@ pub(super) struct Bytes {
 
 impl<L: Lanes> Dot<L> for Nibbles<L::Table> {
     #[inline(always)]
-    fn dot(self, lanes: L, weights: &[u8; UNIT_BYTES], step: &Int8Step<'_>) -> L::F {
+    fn dot(self, lanes: L, weights: &[u8; UNIT_BYTES], step: &Int8Step<'_>) -> L::Eight {
         lanes.dot_nibbles(weights, self.0, step)
     }
 }
 
 impl<L: Lanes> Dot<L> for Bytes {
     #[inline(always)]
-    fn dot(self, lanes: L, weights: &[u8; UNIT_BYTES], step: &Int8Step<'_>) -> L::F {
+    fn dot(self, lanes: L, weights: &[u8; UNIT_BYTES], step: &Int8Step<'_>) -> L::Eight {
         lanes.dot_bytes(weights, self.flip, step)
     }
 }
@@ -63,7 +63,7 @@ pub(super) fn product<L: Lanes, D: Dot<L>>(lanes: L, dot: D, product: Product<'_
             for (u, input) in inputs_at_once[..at_once].iter_mut().enumerate() {
                 *input = inputs.int8_row(use_ + u);
             }
-            let mut totals = [lanes.splat(0.0); USES];
+            let mut totals = [lanes.splat_eight(0.0); USES];
             if at_once == USES {
                 totals = totals_of(lanes, dot, &weights, &inputs_at_once, scales, i % ROWS);
             } else {
@@ -73,7 +73,7 @@ pub(super) fn product<L: Lanes, D: Dot<L>>(lanes: L, dot: D, product: Product<'_
                 out[(use_ + u) * row_count + i] = finish(
                     lanes,
                     &matrix.plan,
-                    totals[u],
+                    lanes.total(totals[u]),
                     biases,
                     inputs_at_once[u].groups,
                     matrix.bias(row),
@@ -93,18 +93,19 @@ fn totals_of<L: Lanes, D: Dot<L>, const U: usize>(
     inputs: &[Int8Input<'_>; U],
     scales: &Scales,
     row: usize,
-) -> [L::F; U] {
-    let mut totals = [lanes.splat(0.0); U];
+) -> [L::Eight; U] {
+    let mut totals = [lanes.splat_eight(0.0); U];
     for step in 0..inputs[0].steps.len() {
         if step.is_multiple_of(2) {
             lanes.prefetch(weights.bytes, step * UNIT_BYTES + AHEAD_BYTES);
         }
         let unit = weights.unit(step);
-        let scale = scales.lanes(lanes, row, step);
+        let [low, high] = scales.halves(row, step);
+        let scale = lanes.splat_halves(low, high);
         for u in 0..U {
             let input = Int8Step::new(&inputs[u].steps[step]);
             let sum = dot.dot(lanes, unit, &input);
-            totals[u] = lanes.add_scaled(totals[u], sum, lanes.load(input.scales), scale);
+            totals[u] = lanes.add_scaled(totals[u], sum, lanes.load_eight(input.scales), scale);
         }
     }
     totals

@@ -11,6 +11,8 @@ mod scales;
 
 use std::ops::Range;
 
+use bytemuck::Pod;
+
 use crate::formats::{ExpertView, FloatType, Part, Projection, Quantisation};
 
 use super::{
@@ -87,7 +89,8 @@ pub(super) struct Inputs<'a> {
 /// One packed row in its parts.
 #[derive(Clone, Copy, Debug)]
 struct Input<'a> {
-    blocks: &'a [[f32; BLOCK]],
+    /// Whole blocks.
+    values: &'a [f32],
     centres: &'a [[f32; LANES]],
     groups: &'a [[f32; LANES]],
 }
@@ -117,8 +120,8 @@ impl<'a> Inputs<'a> {
     fn row(&self, use_: usize) -> Input<'a> {
         let row = self.packed(use_);
         let (values, sums) = row.split_at(self.layout.padded());
-        let (centres, groups) = sums.split_at(self.layout.segments() * LANES);
-        Input { blocks: values.as_chunks().0, centres: centres.as_chunks().0, groups: groups.as_chunks().0 }
+        let (centres, groups) = sums.split_at(self.layout.centre_lanes());
+        Input { values, centres: centres.as_chunks().0, groups: groups.as_chunks().0 }
     }
 }
 
@@ -129,9 +132,14 @@ struct Int8Input<'a> {
     groups: &'a [[f32; LANES]],
 }
 
-/// How a unit of weights becomes `V` vectors.
-trait Decode<L: Lanes, const V: usize>: Copy {
-    fn decode(self, lanes: L, unit: &[u8; UNIT_BYTES]) -> [L::F; V];
+/// How a unit of weights becomes vectors.
+trait Decode<L: Lanes>: Copy {
+    /// The input columns of a unit.
+    type Columns: Pod;
+    /// As many vectors of weights.
+    type Unit: Copy + AsRef<[L::F]>;
+
+    fn decode(self, lanes: L, unit: &[u8; UNIT_BYTES]) -> Self::Unit;
 }
 
 #[derive(Clone, Copy)]
@@ -143,30 +151,42 @@ struct SignedBytes;
 #[derive(Clone, Copy)]
 struct UnsignedBytes;
 
-impl<L: Lanes> Decode<L, 8> for IntegerNibbles {
+impl<L: Lanes> Decode<L> for IntegerNibbles {
+    type Columns = [f32; BLOCK];
+    type Unit = L::Nibbles;
+
     #[inline(always)]
-    fn decode(self, lanes: L, unit: &[u8; UNIT_BYTES]) -> [L::F; 8] {
+    fn decode(self, lanes: L, unit: &[u8; UNIT_BYTES]) -> L::Nibbles {
         lanes.integer_nibbles(unit)
     }
 }
 
-impl<L: Lanes> Decode<L, 8> for TableNibbles<L::Table> {
+impl<L: Lanes> Decode<L> for TableNibbles<L::Table> {
+    type Columns = [f32; BLOCK];
+    type Unit = L::Nibbles;
+
     #[inline(always)]
-    fn decode(self, lanes: L, unit: &[u8; UNIT_BYTES]) -> [L::F; 8] {
+    fn decode(self, lanes: L, unit: &[u8; UNIT_BYTES]) -> L::Nibbles {
         lanes.nibbles(unit, self.0)
     }
 }
 
-impl<L: Lanes> Decode<L, 4> for SignedBytes {
+impl<L: Lanes> Decode<L> for SignedBytes {
+    type Columns = [f32; BLOCK / 2];
+    type Unit = L::Bytes;
+
     #[inline(always)]
-    fn decode(self, lanes: L, unit: &[u8; UNIT_BYTES]) -> [L::F; 4] {
+    fn decode(self, lanes: L, unit: &[u8; UNIT_BYTES]) -> L::Bytes {
         lanes.signed_bytes(unit)
     }
 }
 
-impl<L: Lanes> Decode<L, 4> for UnsignedBytes {
+impl<L: Lanes> Decode<L> for UnsignedBytes {
+    type Columns = [f32; BLOCK / 2];
+    type Unit = L::Bytes;
+
     #[inline(always)]
-    fn decode(self, lanes: L, unit: &[u8; UNIT_BYTES]) -> [L::F; 4] {
+    fn decode(self, lanes: L, unit: &[u8; UNIT_BYTES]) -> L::Bytes {
         lanes.unsigned_bytes(unit)
     }
 }
@@ -195,27 +215,26 @@ impl<'a> WeightRow<'a> {
     }
 }
 
-/// A lane's total, made into the product's value.
+/// The sum of the lanes, made into the product's value.
 #[inline(always)]
 fn finish<L: Lanes>(
     lanes: L,
     plan: &Plan,
-    total: L::F,
+    sum: f32,
     biases: &[[f32; LANES]],
     groups: &[[f32; LANES]],
     bias: f32,
 ) -> f32 {
-    let product = lanes.sum(total) * plan.factor();
+    let product = sum * plan.factor();
     if plan.layout.bias_group == 0 {
         return product + bias;
     }
-    let mut sum = lanes.splat(0.0);
-    let one = lanes.splat(1.0);
+    let mut sum = lanes.splat_eight(0.0);
+    let one = lanes.splat_eight(1.0);
     for (b, x) in biases.iter().zip(groups) {
-        let (b, x) = (lanes.load(b), lanes.load(x));
-        sum = if plan.layout.int8 { lanes.add_scaled(sum, b, x, one) } else { lanes.mul_add(b, x, sum) };
+        sum = lanes.add_scaled(sum, lanes.load_eight(b), lanes.load_eight(x), one);
     }
-    product + lanes.sum(sum) + bias
+    product + lanes.total(sum) + bias
 }
 
 /// What a thread keeps between products.
@@ -272,12 +291,11 @@ impl Product<'_> {
     }
 
     #[inline(always)]
-    fn decoded<L: Lanes, D: Decode<L, V>, const V: usize>(self, lanes: L, decode: D) {
-        let whole_units = (self.matrix.plan.layout.segment_halves * BLOCK / 2).is_multiple_of(V * LANES);
-        if self.inputs.uses() < PANEL_USES && whole_units {
+    fn decoded<L: Lanes, D: Decode<L>>(self, lanes: L, decode: D) {
+        if self.inputs.uses() < PANEL_USES {
             direct::product(lanes, decode, self);
         } else {
-            panel::product(lanes, panel::Units::<D, V>(decode), self);
+            panel::product(lanes, panel::Units(decode), self);
         }
     }
 }

@@ -2,10 +2,13 @@
 
 use std::ops::Range;
 
+use bytemuck::Zeroable;
+
 use super::{
     super::{
         dequantise::dequantise_columns,
-        lanes::{BLOCK, LANES, Lanes},
+        lanes::{BLOCK, Lanes, vectors},
+        scratch::grown,
     },
     Decode, Inputs, Matrix, Product, ROWS, Scales, WeightRow, finish,
 };
@@ -24,9 +27,9 @@ type Half = [f32; BLOCK / 2];
 #[derive(Debug, Default)]
 pub(crate) struct Panel {
     /// Unpacked weights: per row of the tile, the panel's half-blocks.
-    weights: Vec<Half>,
-    /// Running totals: per weight row, per use.
-    totals: Vec<[f32; LANES]>,
+    weights: Vec<f32>,
+    /// Running totals: per weight row, per use, a vector.
+    totals: Vec<f32>,
     /// Scales of all weight rows, in groups of [`ROWS`].
     scales: Vec<Scales>,
 }
@@ -39,18 +42,20 @@ pub(super) trait Unpack<L: Lanes>: Copy {
 
 /// Unit by unit, in the format's own way.
 #[derive(Clone, Copy)]
-pub(super) struct Units<D, const V: usize>(pub(super) D);
+pub(super) struct Units<D>(pub(super) D);
 
-impl<L: Lanes, D: Decode<L, V>, const V: usize> Unpack<L> for Units<D, V> {
+impl<L: Lanes, D: Decode<L>> Unpack<L> for Units<D> {
     #[inline(always)]
     fn unpack(self, lanes: L, matrix: &Matrix<'_>, row: usize, blocks: Range<usize>, to: &mut [Half]) {
         let weights = WeightRow::new(matrix.row(row).weights);
-        let first = blocks.start * BLOCK / (V * LANES);
-        let vectors = to.as_flattened_mut().as_chunks_mut::<LANES>().0.as_chunks_mut::<V>().0;
-        for (unit, to) in vectors.iter_mut().enumerate() {
-            let vectors = self.0.decode(lanes, weights.unit(first + unit));
-            for (vector, to) in vectors.into_iter().zip(to) {
-                lanes.store(vector, to);
+        let units: &mut [D::Columns] = bytemuck::cast_slice_mut(to);
+        let first = blocks.start * size_of::<[f32; BLOCK]>() / size_of::<D::Columns>();
+        for (unit, to) in units.iter_mut().enumerate() {
+            let decoded = self.0.decode(lanes, weights.unit(first + unit));
+            let vectors = decoded.as_ref();
+            let to: &mut [L::Stored] = bytemuck::cast_slice_mut(std::slice::from_mut(to));
+            for v in 0..vectors.len() {
+                lanes.store(vectors[v], &mut to[v]);
             }
         }
     }
@@ -84,8 +89,9 @@ pub(super) fn product<L: Lanes, W: Unpack<L>>(lanes: L, unpack: W, product: Prod
         let first = rows.start + group * ROWS;
         scales.fill(&matrix.plan, &matrix, first, ROWS.min(rows.end - first));
     }
-    totals.clear();
-    totals.resize(rows.len() * uses, [0.0; LANES]);
+    let totals = grown(totals, rows.len() * uses * size_of::<L::Stored>() / size_of::<f32>());
+    totals.fill(0.0);
+    let totals: &mut [L::Stored] = bytemuck::cast_slice_mut(totals);
     let segments_at_once = (2 * PANEL_BLOCKS / layout.segment_halves).max(1);
     let mut segment = 0;
     while segment < layout.segments() {
@@ -98,7 +104,7 @@ pub(super) fn product<L: Lanes, W: Unpack<L>>(lanes: L, unpack: W, product: Prod
         for (group, scales) in scales[..groups].iter().enumerate() {
             let first = group * ROWS;
             let count = ROWS.min(rows.len() - first);
-            weights.resize(ROWS * halves.len(), [0.0; BLOCK / 2]);
+            let weights = grown(weights, ROWS * halves.len() * BLOCK / 2).as_chunks_mut().0;
             for r in 0..count {
                 let to = &mut weights[r * halves.len()..(r + 1) * halves.len()];
                 unpack.unpack(lanes, &matrix, rows.start + first + r, blocks.clone(), to);
@@ -123,10 +129,10 @@ pub(super) fn product<L: Lanes, W: Unpack<L>>(lanes: L, unpack: W, product: Prod
     for row in 0..rows.len() {
         let (scales, bias) = (&scales[row / ROWS], matrix.bias(rows.start + row));
         for use_ in 0..uses {
-            let total = lanes.load(&totals[row * uses + use_]);
+            let sum = lanes.sum(lanes.load(&totals[row * uses + use_]));
             let groups = inputs.row(use_).groups;
             out[use_ * rows.len() + row] =
-                finish(lanes, &matrix.plan, total, scales.biases(row % ROWS), groups, bias);
+                finish(lanes, &matrix.plan, sum, scales.biases(row % ROWS), groups, bias);
         }
     }
 }
@@ -146,7 +152,7 @@ fn tiles<L: Lanes, const R: usize>(
     inputs: Inputs<'_>,
     span: &Span<'_>,
     weights: &[Half],
-    totals: &mut [[f32; LANES]],
+    totals: &mut [L::Stored],
 ) {
     let uses = inputs.uses();
     let mut use_ = 0;
@@ -168,7 +174,7 @@ fn tiles_of_one_row<L: Lanes>(
     span: &Span<'_>,
     row: usize,
     weights: &[Half],
-    totals: &mut [[f32; LANES]],
+    totals: &mut [L::Stored],
 ) {
     for use_ in 0..inputs.uses() {
         tile::<L, 1, 1>(lanes, inputs, span, row, weights, totals, use_);
@@ -183,27 +189,25 @@ fn tile<L: Lanes, const R: usize, const U: usize>(
     span: &Span<'_>,
     first_row: usize,
     weights: &[Half],
-    totals: &mut [[f32; LANES]],
+    totals: &mut [L::Stored],
     first_use: usize,
 ) {
     let uses = inputs.uses();
     let inputs: [_; U] = std::array::from_fn(|u| inputs.row(first_use + u));
     let weights: [&[Half]; R] =
         std::array::from_fn(|r| &weights[r * span.halves.len()..(r + 1) * span.halves.len()]);
-    let x: [&[Half]; U] =
-        std::array::from_fn(|u| &inputs[u].blocks.as_flattened().as_chunks().0[span.halves.clone()]);
+    let x: [&[Half]; U] = std::array::from_fn(|u| &inputs[u].values.as_chunks().0[span.halves.clone()]);
+    let zero = lanes.load(&L::Stored::zeroed());
     for (i, segment) in span.segments.clone().enumerate() {
-        let mut sums = [[lanes.splat(0.0); U]; R];
+        let mut sums = [[zero; U]; R];
         for half in i * span.segment_halves..((i + 1) * span.segment_halves).min(span.halves.len()) {
-            let w: [&[[f32; LANES]]; R] = std::array::from_fn(|r| weights[r][half].as_chunks().0);
-            let x: [&[[f32; LANES]]; U] = std::array::from_fn(|u| x[u][half].as_chunks().0);
-            for vector in 0..4 {
-                let mut inputs = [lanes.splat(0.0); U];
+            for v in 0..size_of::<Half>() / size_of::<L::Stored>() {
+                let mut inputs = [zero; U];
                 for u in 0..U {
-                    inputs[u] = lanes.load(&x[u][vector]);
+                    inputs[u] = lanes.load(&vectors::<L, _>(&x[u][half])[v]);
                 }
                 for r in 0..R {
-                    let w = lanes.load(&w[r][vector]);
+                    let w = lanes.load(&vectors::<L, _>(&weights[r][half])[v]);
                     for u in 0..U {
                         sums[r][u] = lanes.mul_add(w, inputs[u], sums[r][u]);
                     }
@@ -211,11 +215,11 @@ fn tile<L: Lanes, const R: usize, const U: usize>(
             }
         }
         for r in 0..R {
-            let scale = span.scales.lanes(lanes, first_row + r, segment);
+            let scale = span.scales.halves(first_row + r, segment);
             for u in 0..U {
                 let total = &mut totals[r * uses + first_use + u];
-                let centred = lanes.sub(sums[r][u], lanes.load(&inputs[u].centres[segment]));
-                lanes.store(lanes.mul_add(centred, scale, lanes.load(total)), total);
+                let sum = lanes.add_segment(lanes.load(total), sums[r][u], inputs[u].centres, segment, scale);
+                lanes.store(sum, total);
             }
         }
     }

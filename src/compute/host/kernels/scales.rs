@@ -3,7 +3,7 @@
 use super::{
     super::{
         dequantise::{e4m3, e8m0},
-        lanes::{LANES, Lanes},
+        lanes::LANES,
         plan::{Coding, Plan},
     },
     Matrix,
@@ -13,7 +13,7 @@ use crate::formats::{FloatType, Quantisation};
 /// Scales of up to [`super::ROWS`] weight rows.
 #[derive(Debug, Default)]
 pub(crate) struct Scales {
-    /// Per segment, which of a row's scales the lower and the upper four lanes have. One entry where a row has one scale.
+    /// Per segment, which of a row's scales the lower and the upper half of the lanes have. One entry where a row has one scale.
     indices: Vec<[u32; 2]>,
     /// The plan that `indices` belong to.
     plan: Option<Plan>,
@@ -72,12 +72,13 @@ impl Scales {
         }
     }
 
-    /// The scales of the lanes of row `row` (counted from the first one taken) in segment `segment`.
+    /// The scales of the lower and the upper half of the lanes of row `row` (counted from the first one taken) in
+    /// segment `segment`.
     #[inline(always)]
-    pub(super) fn lanes<L: Lanes>(&self, lanes: L, row: usize, segment: usize) -> L::F {
+    pub(super) fn halves(&self, row: usize, segment: usize) -> [f32; 2] {
         let scales = &self.scales[row * self.per_row..(row + 1) * self.per_row];
         let [low, high] = self.indices[segment];
-        lanes.splat_halves(scales[low as usize], scales[high as usize])
+        [scales[low as usize], scales[high as usize]]
     }
 
     /// The biases of row `row`, counted from the first one taken.
