@@ -18,10 +18,10 @@ use std::{
 
 use doubles::{Gate, MIRROR, Read, TestSource, eventually, experts, key, pass, residents, verify};
 use streamed_experts::{
-    BatchPlan, Budget, Checksummed, DriveTelemetry, ExecutorOptions, ExpertId, ExpertKey, ExpertSource,
-    Family, FileChange, FileId, LayerId, LeaseError, LoadError, Lru, ManagerOptions, Mapped, Mirrored,
-    ReadMode, ReadOptions, ReadPriority, ResidencyManager, ResidencyPlan, Routes, Segment, SourceError,
-    SparseLayer, StreamedExpertExecutor, Tier, VerifyOptions, open_source,
+    BatchPlan, Budget, ChecksumMode, Checksummed, DriveTelemetry, ExecutorOptions, ExpertId, ExpertKey,
+    ExpertSource, Family, FileChange, FileId, LayerId, LeaseError, LoadError, Lru, ManagerOptions, Mapped,
+    Mirrored, ReadMode, ReadOptions, ReadPriority, ResidencyManager, ResidencyPlan, Routes, Segment,
+    SourceError, SparseLayer, StreamedExpertExecutor, Tier, VerifyOptions, open_source,
 };
 
 const L0: LayerId = LayerId(0);
@@ -504,7 +504,8 @@ fn read_directly(
     let plan = ResidencyPlan::new(truth, &budget).unwrap();
     let banks = plan.anonymous_banks().unwrap();
     let reading = ReadOptions { mode: ReadMode::Direct, ..ReadOptions::default() };
-    let options = ManagerOptions { reading, ..ManagerOptions::default() };
+    // The double makes its checksums up; the bytes are compared here.
+    let options = ManagerOptions { reading, checksums: ChecksumMode::Off, ..ManagerOptions::default() };
     let manager = ResidencyManager::new(source, plan, banks, Lru::boxed, &options).unwrap();
     for key in slabs::keys(truth) {
         let lease = manager.lease_with(key.layer, &[key.expert], |_| {})?;

@@ -515,6 +515,7 @@ impl Waiting {
     }
 
     /// What of a share a drive takes beside another: all of it if it is the faster.
+    #[expect(clippy::cast_possible_truncation, reason = "less than the share, which is a u64")]
     fn part_of(&self, share: u64, drive: usize, other: usize) -> u64 {
         match (self.drives[drive].rate(), self.drives[other].rate()) {
             (Some(own), Some(others)) if own < others => (share as f64 * own / others) as u64,
