@@ -216,7 +216,7 @@ fn read_somewhere(
 ) -> Option<u64> {
     let end = place.offset_bytes + place.len_bytes;
     let first = place.offset_bytes.next_multiple_of(DIRECT_ALIGNMENT_BYTES);
-    let pages = end.checked_sub(first).unwrap_or(0) / DIRECT_ALIGNMENT_BYTES;
+    let pages = end.saturating_sub(first) / DIRECT_ALIGNMENT_BYTES;
     if pages == 0 {
         return Some(0);
     }
