@@ -429,6 +429,7 @@ fn what_an_executor_read_ahead_is_in_memory_when_its_turn_comes_and_gives_way_wh
 struct Wrapped<F> {
     inner: Arc<dyn ExpertSource>,
     direct: F,
+    /// Whether it has a mirror, checksums and a changed file, all of them invented.
     mirrored: bool,
     direct_calls: AtomicU64,
     forgotten_bytes: AtomicU64,
@@ -475,10 +476,10 @@ impl ExpertSource for Wrapped<Direct> {
         self.mirrored.then_some(FileId(file.0 + MIRROR))
     }
     fn checksum(&self, key: ExpertKey) -> Option<u64> {
-        Some(u64::from(key.expert.0))
+        if self.mirrored { Some(u64::from(key.expert.0)) } else { self.inner.checksum(key) }
     }
-    fn changed(&self, _: FileId) -> Option<FileChange> {
-        Some(FileChange::Written)
+    fn changed(&self, file: FileId) -> Option<FileChange> {
+        if self.mirrored { Some(FileChange::Written) } else { self.inner.changed(file) }
     }
 }
 

@@ -138,10 +138,9 @@ impl Drive {
         self.service.record_duration(service);
     }
 
-    /// Bytes a second in the last seconds; `None` if nothing was read.
-    pub(super) fn rate(&self) -> Option<f64> {
-        let (bytes, busy_ns) = self.recent;
-        (bytes > 0 && busy_ns > 0).then(|| bytes as f64 / busy_ns as f64 * 1e9)
+    /// Bytes and busy nanoseconds of the last seconds; `None` if nothing was read.
+    pub(super) fn recent(&self) -> Option<(u64, u64)> {
+        Some(self.recent).filter(|&(bytes, busy_ns)| bytes > 0 && busy_ns > 0)
     }
 
     pub(super) const fn mirror_failed(&mut self) {

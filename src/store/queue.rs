@@ -514,12 +514,14 @@ impl Waiting {
         (other != drive && self.copy_on(other, run).is_some()).then_some(other)
     }
 
-    /// What of a share a drive takes beside another: all of it if it is the faster.
-    #[expect(clippy::cast_possible_truncation, reason = "less than the share, which is a u64")]
+    /// What of a share a drive takes beside another: as much less as it is slower, all of it if it is the faster.
     fn part_of(&self, share: u64, drive: usize, other: usize) -> u64 {
-        match (self.drives[drive].rate(), self.drives[other].rate()) {
-            (Some(own), Some(others)) if own < others => (share as f64 * own / others) as u64,
-            _ => share,
-        }
+        let (Some(own), Some(others)) = (self.drives[drive].recent(), self.drives[other].recent()) else {
+            return share;
+        };
+        // own bytes ÷ own time, over those of the other.
+        let (own, others) =
+            (u128::from(own.0) * u128::from(others.1), u128::from(others.0) * u128::from(own.1));
+        u64::try_from(u128::from(share).saturating_mul(own) / others).unwrap_or(share).min(share)
     }
 }
