@@ -2,6 +2,10 @@
 
 mod forward;
 #[cfg(any(feature = "mlx", test))]
+#[cfg_attr(
+    not(feature = "mlx"),
+    allow(unreachable_pub, reason = "public with the feature `mlx`; without it, only its tests are there")
+)]
 pub(crate) mod gpu;
 pub(crate) mod host;
 pub mod oracle;
