@@ -143,7 +143,7 @@ pub use usage::{
     DamagedLedger, LedgerError, PinOptions, PinSwap, SwapOptions, UsageLedger, plan_pins, plan_swaps,
 };
 
-#[cfg(feature = "mlx")]
+#[cfg(any(feature = "mlx", test))]
 pub use compute::gpu::{LinearSpec, Rounding, UnsupportedLinear};
 #[cfg(feature = "mlx")]
 pub use mlx::kernels::{DenseOptions, FusedSwiGlu, LinearError, NotFused, QuantisedLinear, QuantisedMatrix};
