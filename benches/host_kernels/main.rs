@@ -6,6 +6,9 @@
 //! figures that compare thread counts need a quiet machine. An argument picks the figures whose names contain it;
 //! `isa=avx2` and the like choose the instruction set.
 
+#[cfg(feature = "mlx")]
+mod stock;
+
 use std::{hint::black_box, sync::OnceLock, thread::available_parallelism, time::Instant};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -39,6 +42,10 @@ const FIGURES: &[(&str, fn())] = &[
     ("host_q4_m32", || m32_vs_sgemm("host_q4_m32", Q4)),
     ("host_affine4_m32", || m32_vs_sgemm("host_affine4_m32", AFFINE4)),
     ("host_q4_rows", cost_per_rows),
+    #[cfg(feature = "mlx")]
+    ("host_vs_stock_m1", || stock::host_vs_stock("host_vs_stock_m1", 1)),
+    #[cfg(feature = "mlx")]
+    ("host_vs_stock_m32", || stock::host_vs_stock("host_vs_stock_m32", 32)),
 ];
 
 /// The instruction set asked for.
@@ -211,9 +218,13 @@ fn family(threads: usize) -> HostFamily {
 }
 
 fn family_with(threads: usize, activations: HostActivations) -> HostFamily {
-    let mut options = HostOptions::new().thread_count(threads).activations(activations);
+    HostFamily::new(options(threads).activations(activations)).expect("a family")
+}
+
+fn options(threads: usize) -> HostOptions {
+    let mut options = HostOptions::new().thread_count(threads);
     options.isa = ISA.get().copied();
-    HostFamily::new(options).expect("a family")
+    options
 }
 
 /// Weight bytes per second of whole experts at M = 1 on one thread, against a plain summing read of the same bytes.
