@@ -25,7 +25,7 @@ use crate::{
 ///
 /// An executor serves one caller at a time and may move between threads; [`StreamedExpertExecutor::share`] makes another
 /// one on the same slots, so that several requests run at once within one budget. Its [`ResidencyManager`] may be used
-/// from any thread meanwhile: for telemetry, for a lower limit under memory pressure, to cancel.
+/// from any thread meanwhile: for telemetry, for a lower limit under memory pressure.
 ///
 /// The result has the same bits whatever was resident: an expert computes the same rows in every wave it could fall
 /// into, and rows are added in rank order, then the shared row.
@@ -43,7 +43,8 @@ pub struct StreamedExpertExecutor {
 }
 
 impl StreamedExpertExecutor {
-    /// Plans the budget, takes the memory, starts the readers, and loads pinned experts. Nothing else is read.
+    /// Plans the budget, takes the memory, measures drives that were not measured before (`ReadOptions::calibration`), starts
+    /// the readers, and loads pinned experts.
     ///
     /// # Errors
     /// A budget that cannot hold the source or that the machine does not have, a family that cannot compute the

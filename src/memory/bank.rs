@@ -257,6 +257,20 @@ impl Bank {
     }
 }
 
+impl Drop for Bank {
+    /// Memory that outlives the bank (a backend's, which goes back to an allocator) must not stay wired: its next owner
+    /// could not give it back to the system.
+    fn drop(&mut self) {
+        if self.wired {
+            for slot in (0..self.slots).map(SlotId) {
+                // SAFETY: `&mut self`: nobody else has the bank.
+                let bytes = unsafe { self.slot_mut(slot) };
+                let _ = os::unwire_pages(bytes); // nothing more can be done here
+            }
+        }
+    }
+}
+
 /// An anonymous mapping.
 #[derive(Debug)]
 struct Anonymous {
@@ -371,6 +385,40 @@ mod tests {
     }
 
     #[cfg(target_os = "linux")]
+    /// Memory of somebody else, who has it before and after the bank.
+    #[derive(Debug)]
+    struct Lent(crate::sync::Arc<Anonymous>);
+
+    // SAFETY: the mapping lives as long as the last Arc and does not move.
+    unsafe impl BankMemory for Lent {
+        fn base(&self) -> NonNull<u8> {
+            self.0.base()
+        }
+
+        fn len_bytes(&self) -> usize {
+            self.0.len_bytes()
+        }
+
+        fn can_release_pages(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn memory_that_outlives_a_wired_bank_is_not_wired_any_more() {
+        let slot_bytes = SLOT_ALIGNMENT_BYTES;
+        let map = MmapMut::map_anon(Bank::bytes_with_alignment(2, slot_bytes).unwrap()).unwrap();
+        let memory = crate::sync::Arc::new(Anonymous::new(map));
+        let mut wired = Bank::from_memory(Box::new(Lent(memory.clone())), 2, slot_bytes).unwrap();
+        if wired.wire().is_err() {
+            return; // the system lets this process wire nothing
+        }
+        drop(wired);
+        let next = Bank::from_memory(Box::new(Lent(memory)), 2, slot_bytes).unwrap();
+        // SAFETY: one thread has the bank.
+        unsafe { next.release_memory(SlotId(1)) }.unwrap();
+    }
+
     #[test]
     fn a_wired_slot_can_be_given_back_and_is_wired_again_when_it_is_used() {
         let locked = || {

@@ -83,6 +83,16 @@ pub enum OpenError {
         /// At most.
         limit: u32,
     },
+    /// Pieces that are too small or too large.
+    #[error("reading in pieces of {piece_bytes} B: between {least_bytes} B and {most_bytes} B are possible")]
+    PieceBytes {
+        /// Asked for.
+        piece_bytes: u64,
+        /// At least.
+        least_bytes: u64,
+        /// At most.
+        most_bytes: u64,
+    },
     /// The plan was made for another source.
     #[error("the plan was not made for this source: {what} differ")]
     ForeignPlan {

@@ -30,6 +30,9 @@ use crate::{
 /// More readers than any drive has use for.
 const MAX_READERS: u32 = 256;
 
+/// Smaller pieces are not worth a system call; larger ones than this are whole experts of any model.
+const PIECE_BYTES: std::ops::Range<u64> = 4096..(1 << 30) + 1;
+
 /// How a manager works. None of it changes a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManagerOptions {
@@ -121,6 +124,11 @@ impl ResidencyManager {
         let readers = options.readers;
         if readers == 0 || readers > MAX_READERS {
             return Err(OpenError::Readers { readers, limit: MAX_READERS });
+        }
+        let piece_bytes = options.reading.piece_bytes;
+        let (least_bytes, most_bytes) = (PIECE_BYTES.start, PIECE_BYTES.end - 1);
+        if !PIECE_BYTES.contains(&piece_bytes) {
+            return Err(OpenError::PieceBytes { piece_bytes, least_bytes, most_bytes });
         }
         check_source(&plan, &*source)?;
         check_banks(&plan, &banks)?;

@@ -13,8 +13,8 @@ use crate::{
 pub enum ChecksumMode {
     /// Never.
     Off,
-    /// The first time an expert is read that the source has a checksum for: a slab's experts, or a source with a file of
-    /// checksums beside it. Others are used as they are read.
+    /// The first time an expert is read that the source has a checksum for: a slab's experts, or those of a source that was
+    /// wrapped in [`Checksummed`](crate::Checksummed). Others are used as they are read.
     #[default]
     WherePresent,
     /// The first time it is read, and again until that succeeds. A source without a checksum for every expert is refused.

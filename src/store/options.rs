@@ -35,7 +35,7 @@ pub struct ReadOptions {
     /// Through the page cache or past it. Default: through it.
     pub mode: ReadMode,
     /// About the most that one reader takes at a time, in bytes; where little is queued, readers take less, down to 256 KiB,
-    /// so that one expert keeps all of them busy. Default 4 MiB. At least 4096.
+    /// so that one expert keeps all of them busy. Default 4 MiB. Between 4 KiB and 1 GiB.
     pub piece_bytes: u64,
     /// Whether drives are measured: for a second or so each, with up to 32 MiB of memory for the moment, by direct reads where
     /// the drive takes them. What is found is used instead of `piece_bytes` and

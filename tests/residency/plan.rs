@@ -169,6 +169,16 @@ fn a_manager_is_refused_banks_plans_and_readers_that_do_not_fit() {
     let banks = || plan.anonymous_banks().unwrap();
     assert_eq!(open(&plan, banks(), 0).to_string(), "0 reader threads: between 1 and 256 are possible");
     assert!(matches!(open(&plan, banks(), 257), OpenError::Readers { .. }));
+    for piece_bytes in [0, 1, 4095, (1 << 30) + 1, u64::MAX] {
+        let mut options = ManagerOptions::default();
+        options.reading.piece_bytes = piece_bytes;
+        let source = Arc::clone(&source) as Arc<dyn ExpertSource>;
+        let error = ResidencyManager::new(source, plan.clone(), banks(), Lru::boxed, &options).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("reading in pieces of {piece_bytes} B: between 4096 B and 1073741824 B are possible")
+        );
+    }
     assert_eq!(open(&plan, vec![], 1).to_string(), "the plan has 1 tiers, 0 banks were given");
     let small = Bank::anonymous(3, source.slot_bytes()).unwrap();
     assert_eq!(
