@@ -7,7 +7,7 @@ use streamed_experts::{
     HostOptions, LayerId, ReadMode, Routes, StreamedExpertExecutor,
 };
 
-use crate::{
+use super::{
     Effort,
     data::{Data, HIDDEN},
     lease, median,

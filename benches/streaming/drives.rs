@@ -9,7 +9,7 @@ use std::{
 
 use streamed_experts::{ExpertKey, ExpertSource, FileId, ReadMode, Segment, SparseLayer, Tier};
 
-use crate::{Effort, data::Data, lease, median};
+use super::{Effort, data::Data, lease, median};
 
 /// The slab's experts, read from nothing: file 0 on one drive, file 1 on another, each with its rate.
 #[derive(Debug)]

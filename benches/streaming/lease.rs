@@ -8,7 +8,7 @@ use streamed_experts::{
     ResidencyManager, ResidencyPlan, VerifyOptions,
 };
 
-use crate::{
+use super::{
     Effort, both,
     data::Data,
     median,

@@ -384,7 +384,6 @@ mod tests {
         assert!(unsafe { bank.slot(SlotId(1)) }.iter().all(|&b| b == 9));
     }
 
-    #[cfg(target_os = "linux")]
     /// Memory of somebody else, who has it before and after the bank.
     #[derive(Debug)]
     struct Lent(crate::sync::Arc<Anonymous>);
@@ -419,6 +418,7 @@ mod tests {
         unsafe { next.release_memory(SlotId(1)) }.unwrap();
     }
 
+    #[cfg(target_os = "linux")]
     #[test]
     fn a_wired_slot_can_be_given_back_and_is_wired_again_when_it_is_used() {
         let locked = || {
