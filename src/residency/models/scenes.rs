@@ -65,6 +65,21 @@ fn end(manager: &ResidencyManager) {
     manager.close().unwrap();
 }
 
+/// Closes while another thread asks for an expert: it is served or refused, and nobody hangs.
+fn close_beside_a_request(manager: &ResidencyManager, expert: u32) {
+    let other = manager.clone();
+    let thread = loom::thread::spawn(move || match use_experts(&other, &[expert]) {
+        Ok(()) | Err(LeaseError::Closed) => {}
+        Err(error) => panic!("{error}"),
+    });
+    let closed = manager.close().is_ok();
+    thread.join().unwrap();
+    if !closed {
+        manager.close().unwrap();
+    }
+    manager.check_invariants();
+}
+
 #[test]
 fn loom_two_requests_share_one_read() {
     model(|| {
@@ -184,17 +199,7 @@ fn loom_a_lease_dropped_at_any_moment_leaves_the_slot_to_others() {
 fn loom_closing_refuses_or_waits_but_never_hangs() {
     model(|| {
         let manager = manager(2, 1, None);
-        let other = manager.clone();
-        let thread = loom::thread::spawn(move || match use_experts(&other, &[1]) {
-            Ok(()) | Err(LeaseError::Closed) => {}
-            Err(error) => panic!("{error}"),
-        });
-        let closed = manager.close().is_ok();
-        thread.join().unwrap();
-        if !closed {
-            manager.close().unwrap();
-        }
-        manager.check_invariants();
+        close_beside_a_request(&manager, 1);
     });
 }
 
@@ -205,17 +210,7 @@ fn loom_closing_ends_a_request_that_waits_for_the_slot_of_an_abandoned_read() {
         let mut abandoned = manager.admit(LAYER, &ids(&[1])).unwrap();
         abandoned.read_misses();
         drop(abandoned);
-        let other = manager.clone();
-        let thread = loom::thread::spawn(move || match use_experts(&other, &[2]) {
-            Ok(()) | Err(LeaseError::Closed) => {}
-            Err(error) => panic!("{error}"),
-        });
-        let closed = manager.close().is_ok();
-        thread.join().unwrap();
-        if !closed {
-            manager.close().unwrap();
-        }
-        manager.check_invariants();
+        close_beside_a_request(&manager, 2);
     });
 }
 
